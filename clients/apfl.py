@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.modules import estimate_statistics
-from fedapps.algorithms.common.steps import Gradient, Numbers, State
+from fedapps.algorithms.common.steps import Gradient, State
 from fedapps.algorithms.contract.personal import APFLScoring, APFLTraining
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
@@ -46,14 +46,10 @@ class APFLClient(PersonalClient):
             "alpha": [learned],
             "velocity-w": sgd.velocity(w),
             "velocity-v": sgd.velocity(v),
+            "rate": rate,
         }
-        loss = self.run(
-            Both(sgd, personal=bool(alpha or adaptive), adaptive=adaptive),
-            state,
-            {},
-            lambda step: {"rate": rate, "first": float(step == 0)},
-            config,
-        )
+        step = Both(sgd, personal=bool(alpha or adaptive), adaptive=adaptive)
+        loss = self.run(step, state, config, moving=lambda i: {"first": float(i == 0)})
         torch._foreach_copy_(place, w)
         alpha = float(learned)
         self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), np.array([alpha])], config)
@@ -95,8 +91,8 @@ class Both:
     """A step of w and, if ``personal``, of v, at the same mini-batch and iterates; if
     ``adaptive``, the first is one of alpha, too.
 
-    ``state``: ``w``, ``v``, their velocities and ``alpha``. ``numbers``: ``rate``, and
-    ``first``, 1 at the first step, else 0.
+    ``state``: ``w``, ``v``, their velocities, ``alpha``, ``rate``, and ``first``, 1 at
+    the first step, else 0.
     """
 
     by_cohort = True
@@ -104,9 +100,9 @@ class Both:
     personal: bool
     adaptive: bool
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
-        w, v, rate = state["w"], state["v"], numbers["rate"]
+        w, v, rate = state["w"], state["v"], state["rate"]
         loss, to_w = gradient(w)
         if self.personal:
             (exact,) = state["alpha"]
@@ -114,7 +110,7 @@ class Both:
             _, at_mixture = gradient(between(gradient, w, v, [alpha] * len(w)))
             if self.adaptive:
                 (slope,) = inner((torch._foreach_sub(v, w), at_mixture))
-                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)
+                exact.sub_(state["first"] * rate * slope).clamp_(0, 1)
             self.sgd(v, scaled(at_mixture, alpha), state["velocity-v"], rate)
         self.sgd(w, to_w, state["velocity-w"], rate)
         return loss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
+from fedapps.algorithms.common.steps import Epochs, Gradient, State
 from fedapps.algorithms.contract.personal import FedALASent
 from fedapps.algorithms.personal.mixing import layer_of
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
@@ -67,16 +67,8 @@ class FedALAClient(PersonalClient):
         learned, rate = int(kept[-1][0]), sent.rate
         if at and rate:
             passes = 1 if learned else sent.start_epochs
-            constants = {"old": old, "new": new}
-            samples = self.samples(passes, config)
-            self.run(
-                Adapt(tuple(at)),
-                {"weights": weights},
-                constants,
-                lambda _: {"rate": rate},
-                config,
-                samples,
-            )
+            state = {"weights": weights, "old": tuple(old), "new": tuple(new), "rate": rate}
+            self.run(Adapt(tuple(at)), state, config, self.samples(passes, config))
         set_arrays(self.model, received)  # running statistics too, which learning has changed
         for i, w in zip(at, weights, strict=True):
             place[i].copy_(torch.lerp(old[i], new[i], w))
@@ -118,15 +110,14 @@ class Adapt:
     """A step of the weights W at ``old + W (new - old)`` in the tensors ``at``, and at
     ``new`` in the others.
 
-    ``state``: ``weights``; ``constants``: ``old`` and ``new``, all tensors.
-    ``numbers``: ``rate``.
+    ``state``: ``weights``, ``rate``, and all tensors of ``old`` and ``new``.
     """
 
     at: tuple[int, ...]
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
-        weights, old, new, rate = state["weights"], state["old"], state["new"], numbers["rate"]
+        weights, old, new, rate = state["weights"], state["old"], state["new"], state["rate"]
         point = list(new)
         for w, i in zip(weights, self.at, strict=True):
             point[i] = torch.lerp(old[i], new[i], w)

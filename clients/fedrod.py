@@ -13,7 +13,7 @@ from fedapps.clients.base.scores import as_global, with_half
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.partial_sharing import head_of
-from fedapps.clients.steps.sgd import Descent
+from fedapps.clients.steps.sgd import descent
 
 
 class FedRoDClient(PersonalClient):
@@ -44,11 +44,8 @@ class FedRoDClient(PersonalClient):
 
         tensors = [p.detach() for p in trainable(both).values()]
         sgd, rate = self.sgd(config)
-        state = {"w": tensors, "velocity": sgd.velocity(tensors)}
         problem = Problem(both, loss, self.surrogate(config))
-        mean_loss = self.run(
-            Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem
-        )
+        mean_loss = self.run(*descent(sgd, tensors, rate), config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
         return get_arrays(self.model), len(self.data.train), {"loss": mean_loss, **before}
 

@@ -15,7 +15,7 @@ from fedapps.algorithms.contract.personal import FlocoSent
 from fedapps.clients.base.scores import as_global
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
-from fedapps.clients.steps.sgd import Descent
+from fedapps.clients.steps.sgd import descent
 
 
 class FlocoClient(PersonalClient):
@@ -36,19 +36,13 @@ class FlocoClient(PersonalClient):
         set_arrays(self.model, parameters[:size])
         simplex = Simplex(self.model, parameters[size:], sent)
         tensors = [p.detach() for p in trainable(simplex).values()]
-        sgd, rate = self.sgd(config)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return self.objective.loss(simplex(x), y)
 
-        mean_loss = self.run(
-            Descent(sgd),
-            {"w": tensors, "velocity": sgd.velocity(tensors)},
-            {},
-            lambda _: {"rate": rate},
-            config,
-            problem=Problem(simplex, loss, self.surrogate(config)),
-        )
+        sgd, rate = self.sgd(config)
+        problem = Problem(simplex, loss, self.surrogate(config))
+        mean_loss = self.run(*descent(sgd, tensors, rate), config, problem=problem)
         others = [w.detach().cpu().numpy() for w in simplex.others]
         return (
             [*get_arrays(self.model), *others],

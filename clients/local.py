@@ -30,7 +30,7 @@ from fedapps.clients.base.training import (
 )
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.steps.batches import epochs
-from fedapps.clients.steps.sgd import Descent
+from fedapps.clients.steps.sgd import descent
 
 
 class LocalClient(FedAvgClient):
@@ -69,13 +69,11 @@ class LocalClient(FedAvgClient):
         while done < stop:
             visit, start = divmod(done, steps)
             end = min(steps, stop - visit * steps)
-            if start == 0 or len(velocity) != len(sgd.velocity(tensors)):
-                velocity = sgd.velocity(tensors)
-            state, samples = (
-                {"w": tensors, "velocity": velocity},
-                self.part(visit, start, end, options, config),
-            )
-            loss = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, samples)
+            step, state = descent(sgd, tensors, rate)
+            if start and len(velocity) == len(state["velocity"]):
+                state = {**state, "velocity": velocity}
+            velocity = state["velocity"]
+            loss = self.run(step, state, config, self.part(visit, start, end, options, config))
             losses.append((loss, end - start))
             done = visit * steps + end
         within = velocity if done % steps else []

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedapps.algorithms.common.modules import evaluation_batch
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
+from fedapps.algorithms.common.steps import Eager, Gradient, State, Tensors
 from fedapps.algorithms.contract.personal import PerFedAvgScoring, PerFedAvgTraining
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
@@ -38,8 +38,8 @@ class PerFedAvgClient(PersonalClient):
         w, (sgd, rate) = [t.clone() for t in place], self.sgd(config)
         step = Meta(sgd, sent.alpha, sent.hessian == "differences")
         adapted = self.first_adapted(w, sent.alpha, options, config)
-        state = {"w": w, "adapted": adapted, "velocity": sgd.velocity(w)}
-        loss = self.run(step, state, {}, lambda _: {"rate": rate}, config)
+        state = {"w": w, "adapted": adapted, "velocity": sgd.velocity(w), "rate": rate}
+        loss = self.run(step, state, config)
         torch._foreach_copy_(place, w)
         return loss
 
@@ -89,7 +89,7 @@ class Meta:
 
     So each mini-batch is used twice, and the two gradients of a step are of different
     mini-batches, as in the source. ``hessian``: with the correction ``- alpha hess f(w)
-    v``. ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
+    v``. ``state``: ``w``, ``adapted``, ``velocity``, ``rate``.
     """
 
     by_cohort = True
@@ -97,7 +97,7 @@ class Meta:
     alpha: float
     hessian: bool
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
         w, adapted = state["w"], state["adapted"]
         loss, v = gradient(adapted)
@@ -108,7 +108,7 @@ class Meta:
             _, behind = gradient(list(torch._foreach_sub(w, way)))
             product = torch._foreach_sub(ahead, behind)
             v = list(torch._foreach_sub(v, scaled(product, self.alpha / (2 * delta))))
-        self.sgd(w, v, state["velocity"], numbers["rate"])
+        self.sgd(w, v, state["velocity"], state["rate"])
         _, here = gradient(w)
         torch._foreach_copy_(adapted, torch._foreach_sub(w, here, alpha=self.alpha))
         return loss

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State, batch_sizes
+from fedapps.algorithms.common.steps import Epochs, Gradient, State, batch_sizes
 from fedapps.algorithms.contract.personal import PFedMeSent
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
@@ -52,16 +52,12 @@ class PFedMeClient(PersonalClient):
         steps = self.steps_of(options) * (every if same else 1)
         loss = self.run(
             Envelope(sgd, lambda_),
-            {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},
-            {},
-            lambda step: {
-                "rate": inner,
-                "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0,
-            },
+            {"theta": theta, "w": w, "velocity": sgd.velocity(theta), "rate": inner},
             config,
             repeated(self.epochs(options, config), options.batch_size, every, self.model)
             if same
             else None,
+            moving=lambda i: {"outer": outer if (i + 1) % every == 0 or i + 1 == steps else 0.0},
         )
         self.store.save(self.kept_as, get_arrays(self.model), config)
         torch._foreach_copy_(theta, w)
@@ -92,22 +88,22 @@ def repeated(epochs: Epochs, batch_size: int, times: int, module: nn.Module) -> 
 @dataclass(frozen=True)
 class Envelope:
     """A step of theta, after which w moves the share ``outer`` of the way to it;
-    ``state``: ``theta``, ``w``, ``velocity``.
+    ``state``: ``theta``, ``w``, ``velocity``, ``rate``.
     """
 
     by_cohort = True
     sgd: Optimiser
     lambda_: float
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
-        theta, w, outer = state["theta"], state["w"], numbers["outer"]
+        theta, w, outer = state["theta"], state["w"], state["outer"]
         loss, gradients = gradient(theta)
         self.sgd(
             theta,
             gradients,
             state["velocity"],
-            numbers["rate"],
+            state["rate"],
             self.lambda_,
             [(w, -self.lambda_)],
         )

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from fedapps.algorithms.common.measures import leading_of
 from fedapps.algorithms.common.modules import estimate_statistics, has_running_statistics
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
+from fedapps.algorithms.common.steps import Gradient, State, Tensors
 from fedapps.algorithms.contract.personal import (
     ASKED,
     ENDS,
@@ -244,18 +244,17 @@ class SuPerFedClient(FedProxClient):
         sgd, rate = self.sgd(config)
         mu, nu = ProximalSent.from_config(config).mu, sent.nu
         draw, scale = self.lambda_source(config, max(layers) + 1), sent.step_scale
-        loss = self.run(
-            Mixture(sgd, mu, nu, tuple(layers)),
-            {
-                "f": federated,
-                "l": personal,
-                "velocity-f": sgd.velocity(federated),
-                "velocity-l": sgd.velocity(personal),
-            },
-            {"start": [t.clone() for t in mixed]} if mu else {},
-            lambda _: {"rate": rate, "scale": scale, "lambda": draw()},
-            config,
-        )
+        state = {
+            "f": federated,
+            "l": personal,
+            "velocity-f": sgd.velocity(federated),
+            "velocity-l": sgd.velocity(personal),
+            "start": tuple(t.clone() for t in mixed) if mu else (),
+            "rate": rate,
+            "scale": scale,
+        }
+        step = Mixture(sgd, mu, nu, tuple(layers))
+        loss = self.run(step, state, config, moving=lambda _: {"lambda": draw()})
         for tensor, trained in zip(mixed, federated, strict=True):
             tensor.copy_(trained)
         return loss
@@ -275,7 +274,7 @@ class Mixture:
     position of its lambda.
 
     ``state``: ``f``, ``l`` and their velocities; ``start``, the received model, if mu >
-    0. ``numbers``: ``rate`` and ``lambda``.
+    0; ``rate``, ``scale`` and ``lambda``.
     """
 
     by_cohort = True
@@ -284,10 +283,10 @@ class Mixture:
     nu: float
     layers: tuple[int, ...]
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
-        f, own, rate, scale = state["f"], state["l"], numbers["rate"], numbers["scale"]
-        values = [numbers["lambda"][layer] for layer in self.layers]
+        f, own, rate, scale = state["f"], state["l"], state["rate"], state["scale"]
+        values = [state["lambda"][layer] for layer in self.layers]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
             g = scaled(g, scale)

@@ -22,7 +22,6 @@ from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
     Gradient,
-    Numbers,
     Problem,
     Runner,
     State,
@@ -95,13 +94,13 @@ def fit_network(
     problem = Problem(module, lambda x, y: loss_of(module(x), y), criterion=loss_of)
     adam = Adam(options.weight_decay, options.clip)
     parameters = [p.detach() for p in problem.moving.values()]
-    state = adam.state(parameters)
+    state = {**adam.state(parameters), "rate": options.learning_rate}
 
     def go(first: int, steps: int) -> float:
-        def numbers(i: int) -> dict[str, float]:
-            return {"rate": options.learning_rate, "step": first + i + 1.0}
+        def number(i: int) -> dict[str, float]:
+            return {"step": first + i + 1.0}
 
-        return runner.run(problem, adam, state, {}, numbers, epochs(steps), options.batch_size)[0]
+        return runner.run(problem, adam, state, epochs(steps), options.batch_size, number)[0]
 
     was_training = module.training
     module.train()
@@ -119,7 +118,7 @@ class Adam:
     """A step of Adam with beta = (0.9, 0.999); gradients are clipped to norm ``clip``
     (0: not).
 
-    ``state``: see :meth:`state`. ``numbers``: ``rate``, and ``step``, 1 for the first.
+    ``state``: that of :meth:`state`, ``rate``, and ``step``, 1 for the first.
     """
 
     weight_decay: float = 0.0
@@ -134,10 +133,10 @@ class Adam:
             **{name: [torch.zeros_like(p) for p in parameters] for name in ("first", "second")},
         }
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
         loss, gradients = gradient(state["w"])
-        self.descend(state, gradients, numbers["rate"], numbers["step"])
+        self.descend(state, gradients, state["rate"], state["step"])
         return loss
 
     def descend(

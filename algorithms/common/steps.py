@@ -10,15 +10,14 @@ Plain training is the usual loop (``clients.steps.plain``):
 Methods differ in what they do with the gradient. This part is therefore a function, the
 *step*. It changes tensors in place (``clients.steps.sgd.Descent`` is the step above):
 
-    step(gradient, state, numbers) -> mean loss of the mini-batch
+    step(gradient, state) -> mean loss of the mini-batch
 
 ``gradient(at)`` returns the loss of the step's mini-batch and its gradient at the
-parameters ``at``. ``state`` holds lists of tensors by name: those that training changes
-(``w``, ``v``) and those that it only reads (the received model). ``numbers`` change
-from round to round or from step to step (the rate, mixing weights). They are floats or
-lists of floats; in a compiled step they are tensors, so that one graph serves all
-values. Values that are constant during a run are fields of the step, a frozen
-dataclass.
+parameters ``at``. ``state`` is what a step works on, by name: lists of tensors that it
+changes (``w``, ``v``), tuples of tensors that it only reads (the received model), and
+numbers (the rate; from step to step other mixing weights). Numbers are floats or lists
+of floats; in a compiled step they are tensors, so that one graph serves all values.
+Values that are constant during a run are fields of the step, a frozen dataclass.
 
 ``Eager.run`` is the loop for any step; ``clients.steps.compiled`` takes several of the
 same steps at a time.
@@ -37,10 +36,33 @@ from fedapps.algorithms.common.modules import trains_alone
 
 Tensors = list[Tensor]
 Gradient = Callable[[Tensors], tuple[Tensor, Tensors]]
-State = Mapping[str, Tensors]
-Numbers = Mapping[str, Any]
-Step = Callable[[Gradient, State, Numbers], Tensor]
+State = Mapping[str, Any]
+Step = Callable[[Gradient, State], Tensor]
 Epochs = Generator[tuple[Tensor, Tensor], None, None]
+
+
+Moving = Callable[[int], Mapping[str, Any]]
+
+
+def tensors_of(state: State, kind: type[list[Any]] | type[tuple[Any, ...]]) -> dict[str, Tensors]:
+    """Return the tensors of a state that steps change (``kind`` list), or only read
+    (tuple).
+    """
+    return {
+        name: list(value)
+        for name, value in state.items()
+        if isinstance(value, kind) and all(isinstance(t, Tensor) for t in value)
+    }
+
+
+def numbers_of(state: State) -> dict[str, Any]:
+    """Return the numbers of a state."""
+    return {name: v for name, v in state.items() if not isinstance(v, list | tuple)}
+
+
+def no_numbers(step: int) -> Mapping[str, Any]:
+    """Return none: all numbers are the same in all steps."""
+    return {}
 
 
 def in_batches(epochs: Epochs, batch_size: int, module: nn.Module) -> Epochs:
@@ -109,12 +131,12 @@ class Eager:
         self.state: State = {}
         self.first = True  # of the step's gradients
 
-    def step(self, step: Step, state: State, numbers: Numbers, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, step: Step, state: State, x: Tensor, y: Tensor) -> Tensor:
         """Take one step with the mini-batch (x, y); return its mean loss. A parameter
         that the loss does not depend on stays, as an optimiser of torch leaves it.
         """
         self.batch, self.state, self.unused, self.first = (x, y), state, {}, True
-        loss = step(self, state, numbers)
+        loss = step(self, state)
         for kept in self.unused.values():
             for tensor, before in kept:
                 tensor.copy_(before)
@@ -141,7 +163,7 @@ class Eager:
     def _belonging(self, place: int) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors of the state that belong to a parameter, and copies."""
         count = len(self.place)
-        lists = (ts[: len(ts) - len(ts) % count] for ts in self.state.values())
+        lists = (ts[: len(ts) - len(ts) % count] for ts in tensors_of(self.state, list).values())
         return [(t, t.clone()) for ts in lists for t in ts[place::count]]
 
     @classmethod
@@ -150,15 +172,14 @@ class Eager:
         problem: Problem,
         step: Step,
         state: State,
-        constants: State,
-        numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
+        moving: Moving = no_numbers,
     ) -> tuple[float, int]:
         """As ``Runner.run``."""
-        total, seen, state, steps = None, 0, {**state, **constants}, cls(problem)
+        total, seen, steps = None, 0, cls(problem)
         for done, (x, y) in enumerate(in_batches(epochs, batch_size, problem.module)):
-            loss = steps.step(step, state, numbers(done), x, y) * len(y)
+            loss = steps.step(step, {**state, **moving(done)}, x, y) * len(y)
             total = loss if total is None else total.add_(loss)
             seen += len(y)
         # read once: reading it in every step would wait for the device
@@ -177,15 +198,14 @@ class Runner(Protocol):
         problem: Problem,
         step: Step,
         state: State,
-        constants: State,
-        numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
+        moving: Moving = no_numbers,
     ) -> tuple[float, int]:
         """Go through all mini-batches of the epochs (x, y); return the sum of the
         losses of all samples, and their number.
 
-        ``state``: tensors that the steps change in place; ``constants``: tensors that
-        they only read. ``numbers(i)``: the numbers of the i-th step, called in order.
+        ``moving(i)``: numbers of the state that are others in the i-th step, called in
+        order.
         """
         ...

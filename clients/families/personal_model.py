@@ -6,8 +6,9 @@ evaluated with, the received one. Every evaluation also scores the server's mode
 
 from typing import Any
 
+from fedapps.clients.base.scores import as_global
 from fedapps.clients.base.training import Arrays, Config, set_arrays
-from fedapps.clients.fedavg import FedAvgClient, as_global
+from fedapps.clients.fedavg import FedAvgClient
 
 
 class PersonalClient(FedAvgClient):

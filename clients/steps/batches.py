@@ -14,7 +14,7 @@ from fedapps.algorithms.common.steps import Eager, Epochs, Problem, in_batches
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import TrainOptions, trainable
 from fedapps.clients.steps.augmentation import augmented
-from fedapps.clients.steps.sgd import Descent, optimiser_of
+from fedapps.clients.steps.sgd import descent, optimiser_of
 
 
 def drawn(data: Split, rows: NDArray[np.int64], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -48,13 +48,6 @@ def train_classifier(
     """Train a classifier in place, at the learning rate of the first round."""
     net.train()
     w = [p.detach() for p in trainable(net).values()]
-    sgd = optimiser_of(options)
-    Eager.run(
-        Problem(net, lambda x, y: functional.cross_entropy(net(x), y)),
-        Descent(sgd),
-        {"w": w, "velocity": sgd.velocity(w)},
-        {},
-        lambda _: {"rate": options.learning_rate},
-        epochs(data, options, rng),
-        options.batch_size,
-    )
+    problem = Problem(net, lambda x, y: functional.cross_entropy(net(x), y))
+    step, state = descent(optimiser_of(options), w, options.learning_rate)
+    Eager.run(problem, step, state, epochs(data, options, rng), options.batch_size)

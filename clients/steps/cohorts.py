@@ -14,7 +14,7 @@ ones. They differ from those of steps that are taken one by one in the last bits
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -27,14 +27,17 @@ from torch import Tensor
 from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
-    Numbers,
+    Moving,
     Problem,
     State,
     Step,
     Tensors,
+    no_numbers,
     no_surrogate,
+    numbers_of,
+    tensors_of,
 )
-from fedapps.clients.base.together import is_together, result
+from fedapps.clients.base.together import is_together, known, result
 from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
 
@@ -48,41 +51,41 @@ TAIL = 32
 
 @dataclass(frozen=True)
 class Result:
-    """What a client's steps have made of its state, and the losses and number of its
+    """What a client's steps have made of its tensors, and the losses and number of its
     samples.
     """
 
-    state: State
+    tensors: dict[str, Tensors]
     total: float
     samples: int
 
     def written(self, state: State) -> tuple[float, int]:
         """Write the tensors to the client's own; return the losses and the number."""
-        for name, tensors in state.items():
+        for name, tensors in self.tensors.items():
             if tensors:
-                torch._foreach_copy_(tensors, self.state[name])
+                torch._foreach_copy_(state[name], tensors)
         return self.total, self.samples
 
 
 @dataclass(frozen=True)
 class Training:
-    """One client's steps: copies of its tensors, its numbers in every step, and its
-    samples, which are cut into mini-batches.
+    """One client's steps: copies of its tensors, those that change and those that do
+    not, its numbers in every step, and its samples, which are cut into mini-batches.
     """
 
     problem: Problem
     step: Step
-    state: State
-    constants: State
+    changed: dict[str, Tensors]
+    read: dict[str, Tensors]
     others: Tensors
-    numbers: list[Numbers]
+    numbers: list[State]
     samples: list[tuple[Tensor, Tensor]]
     batch_size: int
 
     @property
     def nbytes(self) -> int:
         """The bytes of all tensors."""
-        lists = [*self.state.values(), *self.constants.values(), self.others, *self.samples]
+        lists = [*self.changed.values(), *self.read.values(), self.others, *self.samples]
         return sum(t.nbytes for tensors in lists for t in tensors)
 
     @cached_property
@@ -109,7 +112,7 @@ class Training:
         """What all clients of a cohort have in common."""
         shapes = tuple(
             (name, tuple(t.shape for t in tensors))
-            for name, tensors in (*self.state.items(), *self.constants.items())
+            for name, tensors in (*self.changed.items(), *self.read.items())
         )
         fixed = tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in self.fixed.items())
         return id(self.kernel), self.step, self.rows, shapes, fixed, len(self.others)
@@ -139,23 +142,29 @@ class Cohorts:
         problem: Problem,
         step: Step,
         state: State,
-        constants: State,
-        numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
+        moving: Moving = no_numbers,
     ) -> tuple[float, int]:
         """As ``Runner.run``."""
+        if (before := known()) is not None:  # the call is made again
+            written: tuple[float, int] = before.written(state)
+            return written
         samples = [(x, y) for x, y in epochs if len(y)]
         steps = sum(-(-len(y) // batch_size) for _, y in samples)
-        named = problem.module.named_parameters()
+        named, fixed = problem.module.named_parameters(), numbers_of(state)
+        changed, read = (
+            {name: [t.clone() for t in tensors] for name, tensors in tensors_of(state, k).items()}
+            for k in (list, tuple)
+        )
         found: Result = result(
             Training(
                 problem,
                 step,
-                {name: [t.clone() for t in tensors] for name, tensors in state.items()},
-                {name: [t.clone() for t in tensors] for name, tensors in constants.items()},
+                changed,
+                read,
                 [p.detach().clone() for name, p in named if name not in problem.moving],
-                [numbers(i) for i in range(steps)],
+                [{**fixed, **moving(i)} for i in range(steps)],
                 samples,
                 batch_size,
             )
@@ -202,13 +211,12 @@ def _alone(one: Training) -> Result:
     total, samples = Eager.run(
         one.problem,
         one.step,
-        one.state,
-        one.constants,
-        one.numbers.__getitem__,
+        {**one.changed, **{name: tuple(tensors) for name, tensors in one.read.items()}},
         (pair for pair in one.samples),
         one.batch_size,
+        one.numbers.__getitem__,
     )
-    return Result(one.state, total, samples)
+    return Result(one.changed, total, samples)
 
 
 def _by_cohort(kernel: Kernel, members: Sequence[Training]) -> list[Result]:
@@ -231,12 +239,11 @@ class _Cohort:
         self.steps = np.array([len(one.numbers) for one in members])
         self.module, self.device = first.problem.module, first.samples[0][1].device
         self.module.train()
-        self.state = {
-            name: self._lists([one.state[name] for one in members]) for name in first.state
-        }
-        self.constants = {
-            name: self._lists([one.constants[name] for one in members]) for name in first.constants
-        }
+        self.changed, read = (
+            {name: self._lists([of[name] for of in each]) for name in each[0]}
+            for each in ([one.changed for one in members], [one.read for one in members])
+        )
+        self.every = {**self.changed, **read}
         self.others = self._lists([one.others for one in members])
         self.numbers = self._numbers()
         rows, weights, self.sizes = _plan(members, first.rows)
@@ -251,7 +258,7 @@ class _Cohort:
     def _lists(lists: Sequence[Tensors]) -> Tensors:
         return [torch.stack(column) for column in zip(*lists, strict=True)]
 
-    def _numbers(self) -> list[Numbers]:
+    def _numbers(self) -> list[State]:
         """Return the numbers of all steps; those that change as tensors (clients,)."""
         fixed, longest = self.members[0].fixed, int(self.steps[0])
         moving: dict[str, Any] = {}
@@ -280,15 +287,12 @@ class _Cohort:
 
     def ended(self) -> list[Result]:
         """Take all steps; return what they made of each client."""
-        ends: list[State | None] = [None] * len(self.members)
+        ends: list[dict[str, Tensors] | None] = [None] * len(self.members)
         losses = torch.zeros(int(self.steps[0]), len(self.members), device=self.device)
         step, done, active = self.members[0].step, 0, self.clients
         while active:
             size, until = active + self.spare, int(self.steps[active - 1])
-            state = {
-                name: [t[:size] for t in tensors]
-                for name, tensors in (*self.state.items(), *self.constants.items())
-            }
+            state = {name: [t[:size] for t in tensors] for name, tensors in self.every.items()}
             for s in range(done, until):
                 self.batch = self.x[s, :size], self.y[s, :size], self.weights[s, :size]
                 numbers = {
@@ -296,13 +300,13 @@ class _Cohort:
                     else value[:size] if isinstance(value, Tensor) else value
                     for name, value in self.numbers[s].items()
                 } if size < len(self.members) else self.numbers[s]  # fmt: skip
-                losses[s, :size] = step(self, state, numbers)
+                losses[s, :size] = step(self, {**state, **numbers})
             done, left = until, int((self.steps[: self.clients] > until).sum())
             for i in range(left, active):  # some go on as the spare ones of the others
                 again = left > 0 and i < left + self.spare
                 ends[i] = {
                     name: [t[i].clone() if again else t[i] for t in tensors]
-                    for name, tensors in self.state.items()
+                    for name, tensors in self.changed.items()
                 }
             active = left
         sums = losses.cpu().numpy().T.astype(np.float64) * self.sizes.T

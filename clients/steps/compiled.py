@@ -37,12 +37,15 @@ from fedapps.algorithms.common.precision import Bfloat16
 from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
-    Numbers,
+    Moving,
     Problem,
     State,
     Step,
     Tensors,
     batch_sizes,
+    no_numbers,
+    numbers_of,
+    tensors_of,
 )
 from fedapps.clients.steps.sgd import SGD
 from fedapps.clients.steps.stacked import plain_facts
@@ -59,7 +62,7 @@ OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True, "cpp.threads": 1}
 #: graphs.
 OLDEST = (2, 14)
 #: Change this when the tracing of steps changes.
-FORMAT = 2
+FORMAT = 3
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 logger = logging.getLogger("flwr")
@@ -100,13 +103,12 @@ class Compiler:
         problem: Problem,
         step: Step,
         state: State,
-        constants: State,
-        numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
+        moving: Moving = no_numbers,
     ) -> tuple[float, int]:
         """As ``Runner.run``."""
-        training = _Training(problem, step, state, constants)
+        training, fixed = _Training(problem, step, state), numbers_of(state)
         done, seen, losses = 0, 0, list[Tensor]()
         for x, y in epochs:
             sizes, start, at, seen = batch_sizes(x, batch_size, problem.module), 0, 0, seen + len(y)
@@ -114,7 +116,7 @@ class Compiler:
                 many = sizes[at : at + UNROLLED] == [batch_size] * UNROLLED
                 count = UNROLLED if many else 1
                 end, at = start + sum(sizes[at : at + count]), at + count
-                values = [numbers(i) for i in range(done, done + count)]
+                values: list[State] = [{**fixed, **moving(i)} for i in range(done, done + count)]
                 xs, ys = x[start:end], y[start:end]
                 if many:
                     xs, ys = (
@@ -127,7 +129,12 @@ class Compiler:
         return (float(torch.stack(losses).sum()) if losses else 0.0), seen
 
     def _take(
-        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int
+        self,
+        training: "_Training",
+        x: Tensor,
+        y: Tensor,
+        numbers: list[State],
+        batch_size: int,
     ) -> Tensor:
         """Take the steps of ``numbers``; return the sum of the losses of all samples.
         ``batch_size`` 0: a single step of any size.
@@ -138,7 +145,12 @@ class Compiler:
         return training.take(graph.run(training.inputs(x, y, numbers)))
 
     def _graph(
-        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int
+        self,
+        training: "_Training",
+        x: Tensor,
+        y: Tensor,
+        numbers: list[State],
+        batch_size: int,
     ) -> Graph:
         key = (
             training.key,
@@ -167,7 +179,12 @@ class Compiler:
         return graph
 
     def _library(
-        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+        self,
+        training: "_Training",
+        x: Tensor,
+        y: Tensor,
+        numbers: list[State],
+        many: bool,
     ) -> Run:
         """Return a library from the folder; compile it first if it is missing. Raises
         ``CannotCompile`` and PyTorch's own exceptions.
@@ -216,17 +233,18 @@ class Compiler:
 class _Training:
     """The tensors of one client's training between two graphs."""
 
-    def __init__(self, problem: Problem, step: Step, state: State, constants: State) -> None:
-        self.problem, self.step, self.state, self.constants = problem, step, state, constants
+    def __init__(self, problem: Problem, step: Step, state: State) -> None:
+        self.problem, self.step = problem, step
+        self.state, self.read = tensors_of(state, list), tensors_of(state, tuple)
         self.eager = Eager(problem)
         self.moving = list(problem.moving)
         named = {**dict(problem.module.named_parameters()), **dict(problem.module.named_buffers())}
         self.others = {name: t.detach() for name, t in named.items() if name not in problem.moving}
         # which training changes
         self.kept = [name for name, _ in problem.module.named_buffers() if name in self.others]
-        self.now = {name: [t.contiguous() for t in tensors] for name, tensors in state.items()}
+        self.now = {name: [t.contiguous() for t in tensors] for name, tensors in self.state.items()}
         self.others_now = dict(self.others)
-        self.numbers: list[Numbers] = []
+        self.numbers: list[State] = []
         self.values: list[Tensor] = []
         self.dtype = self.eager.place[0].dtype
         self.key = (
@@ -238,7 +256,7 @@ class _Training:
             tuple(self.moving),
             tuple(
                 (name, tuple(t.shape for t in tensors))
-                for name, tensors in (*state.items(), *constants.items())
+                for name, tensors in (*self.state.items(), *self.read.items())
             ),
             torch.get_num_threads(),
         )
@@ -249,14 +267,14 @@ class _Training:
         assert self.problem.criterion is not None
         return self.problem.criterion
 
-    def inputs(self, x: Tensor, y: Tensor, numbers: list[Numbers]) -> list[Tensor]:
+    def inputs(self, x: Tensor, y: Tensor, numbers: list[State]) -> list[Tensor]:
         """Return the inputs of a graph."""
         if numbers != self.numbers:  # mostly they stay the same for all of a round
             self.numbers = numbers
             self.values = [
                 torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]
             ]
-        lists = [*self.now.values(), *self.constants.values()]
+        lists = [*self.now.values(), *self.read.values()]
         return [
             *(t for tensors in lists for t in tensors),
             *self.others_now.values(),
@@ -285,13 +303,13 @@ class _Training:
         self.now = {name: list(tensors) for name, tensors in self.state.items()}
         self.others_now = dict(self.others)
 
-    def eagerly(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Tensor:
+    def eagerly(self, x: Tensor, y: Tensor, numbers: list[State], many: bool) -> Tensor:
         """Take the same steps one by one."""
         self.write()
         return self.eager_steps(self.state, x, y, numbers, many)
 
     def eager_steps(
-        self, state: State, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+        self, state: State, x: Tensor, y: Tensor, numbers: list[State], many: bool
     ) -> Tensor:
         """Take steps one by one in ``state``; return the sum of the losses of all
         samples.
@@ -300,11 +318,11 @@ class _Training:
         for i, values in enumerate(numbers):
             xi, yi = (x[i], y[i]) if many else (x, y)
             total = total + self.eager.step(
-                self.step, {**state, **self.constants}, values, xi, yi
+                self.step, {**state, **self.read, **values}, xi, yi
             ) * len(yi)
         return total
 
-    def facts(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> dict[str, Any]:
+    def facts(self, x: Tensor, y: Tensor, numbers: list[State], many: bool) -> dict[str, Any]:
         """Return everything on which the library depends."""
         module = self.problem.module
         shape = list(x.shape), list(y.shape)
@@ -330,8 +348,7 @@ class _Training:
             "surrogate": _described(self.problem.surrogate),
             "moving": self.moving,
             "tensors": [
-                [n, [_form(t) for t in ts]]
-                for n, ts in (*self.now.items(), *self.constants.items())
+                [n, [_form(t) for t in ts]] for n, ts in (*self.now.items(), *self.read.items())
             ],
             "others": [[n, _form(t)] for n, t in self.others.items()],
             "kept": self.kept,
@@ -358,9 +375,7 @@ class _Training:
             state = {
                 name: [next(left).clone() for _ in tensors] for name, tensors in self.state.items()
             }
-            constants = {
-                name: [next(left) for _ in tensors] for name, tensors in self.constants.items()
-            }
+            read = {name: [next(left) for _ in tensors] for name, tensors in self.read.items()}
             others = {
                 name: next(left).clone() if name in self.kept else next(left)
                 for name in self.others
@@ -384,7 +399,7 @@ class _Training:
                     )
 
                 of_step = {name: values[i] for name, values in numbers.items()}
-                total = total + self.step(gradient, {**state, **constants}, of_step) * yi.shape[0]
+                total = total + self.step(gradient, {**state, **read, **of_step}) * yi.shape[0]
             return [
                 *(t for tensors in state.values() for t in tensors),
                 *(others[name] for name in self.kept),
@@ -406,7 +421,7 @@ class _Loss(nn.Module):
         return self.criterion(self.net(x), y)
 
 
-def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Any:
+def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[State], many: bool) -> Any:
     """Return the steps as a graph of basic operations (a ``GraphModule``); the size of
     a single mini-batch stays open.
     """
@@ -434,7 +449,12 @@ def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], man
 
 
 def _build(
-    path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+    path: Path,
+    training: _Training,
+    x: Tensor,
+    y: Tensor,
+    numbers: list[State],
+    many: bool,
 ) -> None:
     """Compile the steps into ``path``."""
     if not many and len(y) < 2:  # a size of 0 or 1 would be taken for a constant
@@ -486,7 +506,7 @@ def _load(path: Path) -> Run:
 
 
 def _eager_end(
-    training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+    training: _Training, x: Tensor, y: Tensor, numbers: list[State], many: bool
 ) -> list[Tensor]:
     """Return the result of eager steps: copies of the state and of the buffers. Does
     not change tensors or random generators.
@@ -511,7 +531,7 @@ def _check(
     expected: list[Tensor],
     x: Tensor,
     y: Tensor,
-    numbers: list[Numbers],
+    numbers: list[State],
 ) -> None:
     """Raise ``CannotCompile`` if eager steps give another result. Does not change
     tensors or random generators.

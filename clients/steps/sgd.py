@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.adam import descend
-from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
+from fedapps.algorithms.common.steps import Gradient, State, Tensors
 from fedapps.clients.base.options import TrainOptions
 
 #: A number of one client, or a tensor (clients,) in a cohort (``cohorts``).
@@ -172,13 +172,16 @@ class Penalty:
         return [*([(self.anchor, -self.mu)] if self.mu else []), *self.terms]
 
 
+NO_PENALTY = Penalty()
+
+
 @dataclass(frozen=True)
 class Descent:
     """A step of the optimiser on the loss plus a penalty with the gradient ``decay w +
-    sum_j c_j t_j``: FedAvg and the methods that add terms.
+    sum_j c_j t_j``: FedAvg and the methods that add terms (:func:`descent`).
 
-    ``state``: ``w``, ``velocity``, and ``term-0``, ``term-1``, ... with the
-    coefficients c_j. ``numbers``: ``rate``.
+    ``state``: ``w``, ``velocity``, ``rate``, and ``term-0``, ``term-1``, ... with the
+    coefficients c_j.
     """
 
     by_cohort = True
@@ -186,12 +189,22 @@ class Descent:
     decay: float = 0.0
     coefficients: tuple[float, ...] = ()
 
-    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+    def __call__(self, gradient: Gradient, state: State) -> Tensor:
         """Take the step."""
         loss, gradients = gradient(state["w"])
         terms = [(state[f"term-{j}"], c) for j, c in enumerate(self.coefficients)]
-        self.sgd(state["w"], gradients, state["velocity"], numbers["rate"], self.decay, terms)
+        self.sgd(state["w"], gradients, state["velocity"], state["rate"], self.decay, terms)
         return loss
+
+
+def descent(
+    sgd: Optimiser, w: Tensors, rate: float, penalty: Penalty = NO_PENALTY
+) -> tuple[Descent, State]:
+    """Return the step of an optimiser at the parameters ``w``, and its state."""
+    terms, coefficients = zip(*penalty.sum(), strict=True) if penalty.sum() else ((), ())
+    state: dict[str, Any] = {f"term-{j}": tuple(t) for j, t in enumerate(terms)}
+    state |= {"w": w, "velocity": sgd.velocity(w), "rate": rate}
+    return Descent(sgd, penalty.mu, coefficients), state
 
 
 def direction(gradients: Tensors, scale: Number, max_norm: float, terms: Terms) -> Tensors:

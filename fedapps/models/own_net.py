@@ -22,7 +22,7 @@ from torch.nn import functional
 from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.steps import Eager, Problem
 from fedapps.clients.base.training import trainable
-from fedapps.clients.steps.sgd import SGD, Descent
+from fedapps.clients.steps.sgd import SGD, descent
 from fedapps.errors import UserError, first_line
 from fedapps.extensions.beside import beside
 from fedapps.extensions.own_code import load
@@ -170,20 +170,18 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
     """
     before = {array: values.shape for array, values in net.state_dict().items()}
     w = [p.detach() for p in trainable(net.train()).values()]
-    sgd, samples = SGD(0.9, 1e-4), (torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long))
+    samples = (torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         given = x.clone()
         _check_logits(name, given, out := net(given), num_classes, " in training")
         return functional.cross_entropy(out, y)
 
-    state = {"w": w, "velocity": sgd.velocity(w)}
+    step, state = descent(SGD(0.9, 1e-4), w, 1e-3)
     epochs = (epoch for epoch in [samples])
     with torch_seeded(seed):
         try:
-            Eager.run(
-                Problem(net, loss), Descent(sgd), state, {}, lambda _: {"rate": 1e-3}, epochs, 2
-            )
+            Eager.run(Problem(net, loss), step, state, epochs, 2)
         except UserError:
             raise
         except Exception as error:

@@ -170,7 +170,7 @@ def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:
         if not (kind := client_class(half)):
             why = "its clients do not take local steps of SGD"
         else:
-            from fedapps.clients.fedavg import why_all_steps
+            from fedapps.clients.steps.trained_net import why_all_steps
 
             why = why_all_steps(kind)
         if why:

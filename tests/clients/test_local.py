@@ -95,7 +95,7 @@ def test_after_t_rounds_every_client_has_taken_its_share_of_the_steps(a_round, a
 
 def test_what_counts_as_a_step_is_a_step(monkeypatch):
     taken, step = [], Eager.step
-    monkeypatch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+    monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
     monkeypatch.setattr(Eager, "step", lambda self, *args: taken.append(1) or step(self, *args))
     run(7, 1)
     assert len(taken) == 5 * int(7 * STEPS / 5)

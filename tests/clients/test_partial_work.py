@@ -23,9 +23,9 @@ from fedapps.clients import (
 )
 from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.training import get_arrays, set_arrays
-from fedapps.clients.fedavg import why_all_steps
 from fedapps.clients.steps import partial_work, plain
 from fedapps.clients.steps.batches import mini_batches
+from fedapps.clients.steps.trained_net import why_all_steps
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.testing import exams

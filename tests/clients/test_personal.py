@@ -260,7 +260,7 @@ def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(mo
     """
     start = [t.numpy() for t in small_net(11).state_dict().values()]
     monkeypatch.setattr(LocalClient, "fresh_arrays", lambda self, *_, **__: start)
-    monkeypatch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+    monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
     _, local, _ = train_nets(Local(), LocalClient)
     _, ditto, _ = train_nets(Ditto(DittoOptions(0.0, 0)), DittoClient)
     _, apfl, _ = train_nets(APFL(APFLOptions(1.0)), APFLClient)
@@ -413,7 +413,7 @@ def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
 
 
 def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):
-    monkeypatch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+    monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
     phases = []
 
     class Watched(FedRepClient):

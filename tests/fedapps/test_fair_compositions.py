@@ -188,7 +188,7 @@ def test_all_gradients_of_a_propfair_client_are_of_its_loss(base, monkeypatch):
         return value
 
     of_surrogates = Same()
-    monkeypatch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+    monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
     monkeypatch.setattr(torch.autograd, "grad", counted_gradient)
     monkeypatch.setattr(Proportional, "__call__", counted_surrogate)
     run.__wrapped__("propfair", **{"propfair.base": base, "propfair.m": 4.0})

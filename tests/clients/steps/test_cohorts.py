@@ -414,7 +414,7 @@ class TwoTrainings(FedAvgClient):
     def train(self, config: Any) -> float:
         """Train twice."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+            patch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
             super().train(config)
         return super().train(config)
 

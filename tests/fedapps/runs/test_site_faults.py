@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedapps import errors
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.packing import Part, pack, unpack
+from fedapps.engines.node_app import Part, pack, unpack
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import clients_of
