@@ -94,7 +94,7 @@ def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
     return the first row of method local, or ``None``.
     """
     if reference is None:
-        return next((row for row in rows if row.runs[0].method == "local"), None)
+        return next((row for row in rows if row.runs and row.runs[0].method == "local"), None)
     return next(
         row for row in rows if any(run.path.resolve() == reference.resolve() for run in row.runs)
     )
