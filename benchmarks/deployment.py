@@ -131,6 +131,12 @@ DEVICE_JOBS = [
 # As ``flwr-clientapp`` does: Flower's program, the app, the client.
 CHILD = """
 import json, re, sys, time
+from importlib.machinery import PathFinder
+class WithoutPandas(PathFinder):  # as with the extra [site]; pyarrow imports it where it is
+    @classmethod
+    def find_spec(cls, name, *more):
+        return None if name == "pandas" else super().find_spec(name, *more)
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutPandas
 begun = time.perf_counter()
 import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp
 from flwr.common.serde import context_from_proto, message_from_proto

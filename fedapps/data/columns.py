@@ -154,9 +154,7 @@ def coded(column: "pa.ChunkedArray") -> tuple[list[Any], npt.NDArray[np.int64]]:
     order = sorted((k for k, value in enumerate(found) if value == value), key=found.__getitem__)
     place = np.full(len(found) + 1, -1)  # the last one: of no value
     place[order] = np.arange(len(order))
-    return [found[k] for k in order], place[
-        np.nan_to_num(parts.indices.to_numpy(False), nan=-1).astype(int)
-    ]
+    return [found[k] for k in order], place[parts.indices.fill_null(-1).to_numpy()]
 
 
 def numbered(

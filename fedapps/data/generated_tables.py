@@ -34,6 +34,8 @@ def samples_of(
     """Return the rows of a table that needs no file, read as any other. Raises
     ``UserError``.
     """
+    import pyarrow as pa  # late: it takes a while, and runs on images do without
+
     source = Source.of(options)
     if options.label and options.label not in (*columns, label):
         raise UserError(
@@ -46,26 +48,12 @@ def samples_of(
         label=options.label or label,
         categorical=options.categorical or category,
     )
-    data = Frame({name: _arrow(column) for name, column in columns.items()})
+    data = Frame({name: pa.chunked_array([column]) for name, column in columns.items()})
     parts = np.full(len(data), TRAIN)
     samples = Samples.of(*decode(data, parts, source, options, targets))
     assert samples.numbers is not None
     # the categories are known to all
     return replace(samples, numbers=replace(samples.numbers, categories=()))
-
-
-def _arrow(values: NDArray[Any]) -> Any:
-    """Return a column of numbers or text; ``pa.array`` would import pandas."""
-    import pyarrow as pa  # late: it takes a while, and runs on images do without
-
-    if values.dtype.kind in "fiu":
-        kind, held = pa.from_numpy_dtype(values.dtype), [np.ascontiguousarray(values)]
-    else:
-        words = [str(value).encode() for value in values]
-        ends = np.cumsum([0, *map(len, words)], dtype=np.int32)
-        kind, held = pa.string(), [ends, np.frombuffer(b"".join(words), np.uint8)]
-    buffers = [None, *map(pa.py_buffer, held)]
-    return pa.chunked_array([pa.Array.from_buffers(kind, len(values), buffers)])
 
 
 def _columns(

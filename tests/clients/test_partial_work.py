@@ -155,7 +155,7 @@ def test_compiled_steps_end_at_the_same_place(tmp_path):
 
 ENDS_EARLY = """fedavg fedbuff fedprox fedadam fedyogi fedadagrad aaggff-s aaggff-d afl q-fedavg
 term fedmgda propfair finetune superfed-mm superfed-lm fedper lg-fedavg apfl fedbn partial fedbabu
-fedala ifca fedrod per-fedavg fedavg-distill"""
+fedala ifca floco fedrod per-fedavg fedavg-distill"""
 
 
 def kind_of(method):

@@ -77,7 +77,7 @@ def names_of(files):
     for site, wards in WARDS.items():
         task = SiteTable(settings.problem, settings.context, str(files[site]))
         for ward in wards:
-            at = [str(value).removesuffix(".0") for value in task.columns["ward"]].index(ward)
+            at = [str(value).removesuffix(".0") for value in task.frame["ward"]].index(ward)
             ids[site, ward] = f"{site}:{task.owners[at]}"
     return ids
 
@@ -134,12 +134,15 @@ def test_no_value_of_the_column_leaves_the_site(sites):
     assert all("/" not in name for name in clients)  # names of files, too
 
 
-def test_a_site_whose_table_lacks_the_column_ends_the_start_with_its_reason(sites):
+def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(sites, caplog):
+    """The server is told the class of the fault, not what the table holds."""
     settings = read_settings(JOB | {"sites.client": "bed", "out": ""})
     refused(
         lambda: list(GatewayGrid(nodes(settings, sites[0])).get_node_ids()),
-        r"no column 'bed' \(sites.client\): it has age, kind, sick, ward",
+        r"did not send its list of clients: UserError in fedapps\.tasks\.site_data, line \d+: the "
+        "site's log says more",
     )
+    assert "no column 'bed' (sites.client): it has age, kind, sick, ward" in caplog.text
 
 
 def test_a_client_that_a_site_does_not_have_is_refused(sites):
