@@ -3,6 +3,7 @@ source and contract: ``strategies/floco.py``.
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class FlocoClient(PersonalClient):
     """
 
     kept_as = "floco"
+    whole = MappingProxyType(FlocoSent(1, [], 0.0).to_config())
     reads = (FlocoSent,)
     differentiates_surrogate = True
     needs_all_steps = ""
@@ -55,22 +57,16 @@ class FlocoClient(PersonalClient):
         ``global-...``.
         """
         sent, size = FlocoSent.from_config(config), len(self.model.state_dict())
-        set_arrays(self.model, mixed(parameters, size, sent, None))
-        centre = as_global(self.score(self.data.test))
-        own = mixed(parameters, size, sent, sent.point)
+        own = mixed(parameters, size, sent, None)
         set_arrays(self.model, own)
-        scores = self.score(self.data.test)
+        scores = centre = self.score(self.data.test)
+        if sent.point:
+            own = mixed(parameters, size, sent, sent.point)
+            set_arrays(self.model, own)
+            scores = self.score(self.data.test)
         if sent.at:
             self.store.save(self.kept_as, own, config)
-        return scores["loss"], len(self.data.test), {**scores, **centre}
-
-    def personal_state_dict(
-        self, parameters: Arrays, config: Config
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the stored model, and its metrics."""
-        kept = self.kept(config, before=False)
-        whole = FlocoSent(1, [], 0.0).to_config()
-        return super().personal_state_dict(kept or parameters, {**config, **whole})
+        return scores["loss"], len(self.data.test), {**scores, **as_global(centre)}
 
 
 def mixed(parameters: Arrays, size: int, sent: FlocoSent, point: Sequence[float] | None) -> Arrays:
@@ -93,8 +89,11 @@ class Simplex(nn.Module):
     def __init__(self, net: nn.Module, others: Arrays, sent: FlocoSent) -> None:
         super().__init__()
         names, device = list(net.state_dict()), next(net.parameters()).device
-        self.net, self.names = net, [names[place] for place in sent.at]
+        self.net = net
         self.others = nn.ParameterList(torch.tensor(w, device=device) for w in others)
+        named, at = dict(net.named_parameters()), [names[place] for place in sent.at]
+        #: The corners of each array of the head.
+        self.heads = {n: [named[n], *self.others[i :: len(at)]] for i, n in enumerate(at)}
         self.point, self.radius = torch.tensor(sent.point or [], dtype=torch.float64), sent.radius
         self.corners = sent.corners
 
@@ -110,10 +109,10 @@ class Simplex(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs with the drawn head."""
-        weights, named = self.draw().tolist(), dict(self.net.named_parameters())
-        heads = {}
-        for i, name in enumerate(self.names):
-            corners = [named[name], *self.others[i :: len(self.names)]]
-            heads[name] = sum(a * w for a, w in zip(weights, corners, strict=True))
+        weights = self.draw().tolist()
+        heads = {
+            name: sum(a * w for a, w in zip(weights, corners, strict=True))
+            for name, corners in self.heads.items()
+        }
         outputs: Tensor = functional_call(self.net, heads, (x,))
         return outputs

@@ -3,10 +3,10 @@ on its training samples. Source and contract: ``strategies/ifca.py``.
 """
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedapps.algorithms.contract.personal import IFCASent
 from fedapps.clients.base.training import Arrays, Config, set_arrays
@@ -20,6 +20,7 @@ class IFCAClient(PersonalClient):
     """
 
     kept_as = "ifca"
+    whole = MappingProxyType(IFCASent(1).to_config())
     reads = (IFCASent,)
     differentiates_surrogate = True
     needs_all_steps = ""
@@ -75,14 +76,6 @@ class IFCAClient(PersonalClient):
                 )
             models |= fresh
         return dict(sorted(models.items()))
-
-    def personal_state_dict(
-        self, parameters: Arrays, config: Config
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the stored model of the client's cluster, and its metrics."""
-        kept = self.kept(config, before=False)
-        one = IFCASent(1).to_config()
-        return super().personal_state_dict(kept or parameters, {**config, **one})
 
 
 def same(one: Arrays, other: Arrays) -> bool:

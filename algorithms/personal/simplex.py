@@ -15,11 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.algorithms.common.mirror import project_simplex
+
 Floats = NDArray[np.float64]
 #: z in units of the largest |kappa|.
 SCALES = np.geomspace(1e-3, 10, 200)
 #: Points nearer than this count as this far apart, so that equal ones do not decide.
 NEAREST = 1e-4
+#: Of more clients, as many, evenly spaced, decide on axes and scale: their distances
+#: and the decomposition grow with the square of the number.
+MOST = 500
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Projection:
         """Return that of clients' updates (n, d), n >= 1, on ``corners`` corners. If
         there are fewer axes than corners, the others are 0.
         """
+        signals = signals[np.linspace(0, len(signals) - 1, min(len(signals), MOST)).astype(int)]
         mean = signals.mean(0)
         _, sizes, rows = np.linalg.svd(signals - mean, full_matrices=False)
         axes = np.zeros((corners, signals.shape[1]))
@@ -58,11 +64,7 @@ def nearest(points: Floats, z: float) -> Floats:
     """Return the nearest points (n, M) with entries >= 0 that sum to z, divided by
     z.
     """
-    ordered = np.sort(points, axis=1)[:, ::-1]
-    excess = (np.cumsum(ordered, axis=1) - z) / np.arange(1, points.shape[1] + 1)
-    kept = (ordered > excess).sum(1)
-    found = np.maximum(points - excess[np.arange(len(points)), kept - 1][:, None], 0) / z
-    return np.asarray(found / found.sum(1, keepdims=True))
+    return np.stack([project_simplex(point) for point in points / z])
 
 
 def _energy(points: Floats) -> float:

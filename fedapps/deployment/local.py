@@ -245,7 +245,7 @@ class Deployment:
             while (runtime := free_port()) in taken:
                 pass
             taken.add(runtime)
-            # whoever may read its results may read its data
+            # the user of a deployment on one machine may read all errors
             (policy := site / "policy.toml").write_text("errors = true\n", encoding="utf-8")
             facts["sites"][name] = {
                 "config": {"store-dir": str(site / "store"), "policy": str(policy), **config},

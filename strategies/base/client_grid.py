@@ -34,10 +34,10 @@ from fedapps.strategies.base.messages import (
     metrics_of,
     trains,
 )
-from fedapps.strategies.base.named_grid import LONGEST_FAULT, NamedGrid
+from fedapps.strategies.base.named_grid import NamedGrid
 from fedapps.strategies.base.partial_work import check_partial, take_out
 from fedapps.strategies.base.relative_bounds import RelativeBounds
-from fedapps.strategies.base.reply_validation import Rules, UpdateBound
+from fedapps.strategies.base.reply_validation import LONGEST_FAULT, Rules, UpdateBound
 from fedapps.strategies.base.roster import ClientId, Packing, called, order
 from fedapps.strategies.base.staleness import brought_forward, check_stale
 from fedapps.strategies.base.timing import Phase, Timing

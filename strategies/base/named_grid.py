@@ -23,13 +23,14 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.strategies.base.exchange import Failure
 from fedapps.strategies.base.flower_private import NO_QUERY, ErrorCode
 from fedapps.strategies.base.messages import error_line
+from fedapps.strategies.base.reply_validation import LONGEST_FAULT
 from fedapps.strategies.base.roster import ClientId, KnowingClients, called, order
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start
 LATECOMER_TIMEOUT = 60.0
-LONGEST_NAME, LONGEST_FAULT = 100, 500
+LONGEST_NAME = 100
 
 
 class NamedGrid(WrappedGrid):

@@ -43,6 +43,8 @@ from fedapps.strategies.base.messages import (
 
 #: Limits: metrics per reply, characters per name, numbers per list.
 MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
+#: Characters of a fault in the log.
+LONGEST_FAULT = 500
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Rules:
             WARNING,
             "%s: metric %s is not a number, and left out of the mean",
             name,
-            ", ".join(map(repr, names))[:500],
+            ", ".join(map(repr, names))[:LONGEST_FAULT],
         )
         return self.fault(message, reply)
 

@@ -32,6 +32,10 @@ def _callers() -> Iterator[FrameType]:
         yield frame
 
 
+def _are_ours(callers: Iterable[FrameType]) -> bool:
+    return any(frame.f_code is run_rounds.__code__ for frame in callers)
+
+
 class RunsRounds(Strategy):
     """Base of strategies whose :meth:`start` is :func:`run_rounds`."""
 
@@ -55,7 +59,7 @@ class RunsRounds(Strategy):
         :func:`run_rounds`, tell a client grid what replies must hold.
         """
         callers = list(_callers())
-        if any(frame.f_code is run_rounds.__code__ for frame in callers):
+        if _are_ours(callers):
             self._heard = self._loop_model = None
             return
         self._loop_model = arrays
@@ -77,7 +81,7 @@ class RunsRounds(Strategy):
         clients that do not do their half of the method are named.
         """
         heard = list(replies)
-        if any(frame.f_code is run_rounds.__code__ for frame in _callers()):
+        if _are_ours(_callers()):
             return heard
         rules, valid = Rules(), []
         rules.follow(self)

@@ -6,7 +6,7 @@ Counters, the running statistics of normalisation layers and masks (numbers beyo
 variance negative. They are averaged instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,17 @@ def learned(record: ArrayRecord) -> Named:
     }
 
 
-def updates(sent: ArrayRecord, records: Sequence[ArrayRecord]) -> NDArray[np.float64]:
-    """Return the updates ``w_k - w`` of the learned arrays as rows (m, d)."""
+def each_update(sent: ArrayRecord, records: Iterable[ArrayRecord]) -> Iterator[NDArray[np.float64]]:
+    """Yield the updates ``w_k - w`` (d,) of the learned arrays."""
     start = learned(sent)
-    rows = [flat({name: read(record[name]) for name in start}) for record in records]
-    return np.stack(rows) - flat(start)
+    before = flat(start)
+    for record in records:
+        yield flat({name: read(record[name]) for name in start}) - before
+
+
+def updates(sent: ArrayRecord, records: Iterable[ArrayRecord]) -> NDArray[np.float64]:
+    """Return the updates as rows (m, d)."""
+    return np.stack([*each_update(sent, records)])
 
 
 def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:

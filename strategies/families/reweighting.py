@@ -61,7 +61,7 @@ from fedapps.strategies.base.messages import (
 )
 from fedapps.strategies.base.relative_bounds import HARDENED
 from fedapps.strategies.base.roster import ClientId
-from fedapps.strategies.base.updates import moved, updates
+from fedapps.strategies.base.updates import each_update, moved, updates
 from fedapps.strategies.base.weights import weight_key, with_weight
 from fedapps.strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 
@@ -96,7 +96,7 @@ class Replies:
     @cached_property
     def norms(self) -> Floats:
         """The norms (m,) of these rows, of which one at a time is in memory."""
-        return np.array([np.linalg.norm(updates(self.sent, [model])) for model in self.models])
+        return np.array([np.linalg.norm(row) for row in each_update(self.sent, self.models)])
 
 
 @dataclass(frozen=True)

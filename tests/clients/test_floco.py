@@ -10,10 +10,11 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedapps.algorithms.contract.personal import FlocoSent
-from fedapps.clients import FedAvgClient, FlocoClient
+from fedapps.clients import FedAvgClient, FlocoClient, to_client_app
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.floco import Simplex
-from fedapps.strategies import FedAvg, Floco, FlocoOptions
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import ClientGrid, FedAvg, Floco, FlocoOptions
 from fedapps.strategies.floco import CORNER
 from tests.helpers import arrays_of, assert_arrays, blobs, exchanged, simulate, small_net
 
@@ -152,3 +153,39 @@ def test_the_first_corners_lie_around_the_initial_head_the_same_for_a_seed():
     with pytest.raises(ValueError, match="no such arrays"):
         Floco(("nothing",))._first(record)
     assert CORNER.format(2, HEAD) == "corner-2.3.weight"
+
+
+def test_points_follow_the_last_update_before_the_projection_and_of_late_clients_the_first():
+    """Two of four clients a round, momentum, partial batches; client 3 fails until the
+    clients have points. A resumed run projects late clients alike.
+    """
+    heard = {}
+
+    class Noting(FlocoClient):
+        def fit(self, parameters, config):
+            if self.client_id == 3 and config["server-round"] <= 5:
+                raise RuntimeError("out of reach")
+            before = [a.copy() for a in parameters]
+            reply = super().fit(parameters, config)
+            heard[config["server-round"], self.client_id] = update(before, reply[0])
+            return reply
+
+    def update(before, after):
+        size = len(net().state_dict())
+        moved = [a - b for a, b in zip(after, before, strict=True)]
+        corners = [[moved[2 + i], *moved[size + i :: 2]] for i in (0, 1)]  # weights, biases
+        return np.concatenate([np.ravel(w) for w in corners]).astype(np.float64)
+
+    app = to_client_app(lambda c: client(int(c.node_config["partition-id"]), Noting))
+    grid = ClientGrid(InlineGrid(app, 4), seed=1, clients_per_round=2)
+    strategy = Floco(("3.",), FlocoOptions(corners=3, start=0.5))
+    initial = {name: t.numpy() for name, t in net(11).state_dict().items()}
+    simulate(strategy, None, 4, initial, 10, {**ONE, "momentum": 0.9, "batch-size": 8}, grid=grid)
+    resumed = Floco(("3.",), FlocoOptions(corners=3, start=0.5))
+    resumed.load_state_dict(strategy.state_dict())
+    for k in range(4):
+        rounds = [number for number, who in heard if who == k]
+        number = min(rounds) if k == 3 else max(n for n in rounds if n <= 5)
+        for one in (strategy, resumed):
+            wanted = one.projection.points(heard[number, k][None])[0]
+            np.testing.assert_allclose(one.points[k], wanted, atol=1e-6)

@@ -5,7 +5,7 @@ the scale of the updates.
 import numpy as np
 import pytest
 
-from fedapps.algorithms.personal.simplex import Projection, nearest
+from fedapps.algorithms.personal.simplex import MOST, Projection, nearest
 
 RNG = np.random.default_rng(0)
 SIGNALS = RNG.normal(size=(12, 30)) + np.repeat(RNG.normal(0, 5, (3, 30)), 4, axis=0)
@@ -65,3 +65,15 @@ def test_fewer_clients_than_corners(count):
     np.testing.assert_allclose(points.sum(1), 1)
     if count == 1:
         np.testing.assert_allclose(points, 0.25)
+
+
+def test_of_many_clients_some_decide_and_all_have_points():
+    """A hundred times the clients are no ten thousand times the work."""
+    many = np.tile(SIGNALS, (200, 1)) + RNG.normal(0, 0.01, (2400, 30))
+    found = Projection.of(many, 4)
+    some = many[np.linspace(0, 2399, MOST).astype(int)]
+    np.testing.assert_array_equal(found.axes, Projection.of(some, 4).axes)
+    assert found.z == Projection.of(some, 4).z
+    points = found.points(many)
+    assert points.shape == (2400, 4)
+    np.testing.assert_allclose(points.sum(1), 1)

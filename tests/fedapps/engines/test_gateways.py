@@ -135,7 +135,7 @@ def test_no_value_of_the_column_leaves_the_site(sites):
 
 
 def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(sites, caplog):
-    """The server is told the class of the fault, not what the table holds."""
+    """The server hears the class of the fault, and nothing of the table."""
     settings = read_settings(JOB | {"sites.client": "bed", "out": ""})
     refused(
         lambda: list(GatewayGrid(nodes(settings, sites[0])).get_node_ids()),
