@@ -142,11 +142,11 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/uv
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
 	@touch $@
 
-# Without the extra `app`, which needs a newer Flower. The tests compare with scikit-learn.
+# Without the extra `app`, which needs a newer Flower. The tests compare with scikit-learn, and some run on a table, which Arrow holds.
 $(LIBRARY)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
-	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6'
+	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6' 'pyarrow>=15,<27'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml | $(VENV)/.installed
