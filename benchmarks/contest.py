@@ -2,26 +2,28 @@
 
     python benchmarks/contest.py contests [--cases null islands ...] [--number 20]
     [--out DIR]
-    python benchmarks/contest.py estimators [--number 400]
+    python benchmarks/contest.py folds [--number 300]
     python benchmarks/contest.py coverage [--number 5000] [--bootstrap 400]
 
 contests: each (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on
-another draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so
-the command can be stopped and repeated. Printed per case:
+another draw of a case of ``fedapps.testing.truths``, 40 rows a client. Finished ones
+are kept in DIR, so the command can be stopped and repeated. Printed per case:
 
-    right       of the contests whose best family gains at least 3 delta: the verdict is
-                to federate with a method of a family within delta of the best one
-    false       of the contests in which no family gains delta: a verdict to federate
-    hold        all intervals for these sites hold the exact gains of their models
-    bias        mean error of the leader's gain in the final, in standard errors
-    in race     the same of its gain in the race, which chose it
+    right       of the contests whose best family gains at least 3 delta: the method to
+                be used is of a family within delta of the best one
+    false       of the contests in which no family gains delta: a verdict to use one
+    sign        of the verdicts to use one: the exact gain is negative
+    hold        of all intervals for these sites: those that hold the exact gains
+    regret      mean exact gain that the recommendation gives away, in delta
 
-The exact gain is that of the final's own models: each is scored on points, too, where
-the squared error of a linear model is its expectation (``Federation.exact``).
+The exact gain is that of the folds' own models. They are linear, so that each is found
+from its predictions at a client's test rows, and its squared error is known.
 
-estimators: the statistics alone, in seconds: least squares, their mean, mixtures and
-cluster means stand in for the methods. A seed decides which training sample of each
-client is left out.
+folds: the intervals alone, in seconds: ridge regression alone against a mixture of it
+with the pooled one, in five folds, of K clients whose weights deviate by tau. How often
+95 % intervals for these sites hold the exact gain of the folds' models: that of the
+rows' variance, Student's over the folds, and the one of a contest, with its width over
+that of the rows; by squared error or AUROC.
 
 coverage: how often 95 % intervals of a mean gain contain the truth. Differences d[s, k]
 of K clients at S seeds are mu + a_s + b_k + e_sk, normal, with the deviations that a
@@ -34,12 +36,11 @@ left out at random.
 
 import json
 import logging
+import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -53,19 +54,13 @@ from numpy.typing import NDArray
 
 from benchmarks.common import options, show
 from fedapps.algorithms.common.seeds import generator
-from fedapps.clients.base.data import Split
-from fedapps.clients.base.evaluation import Objective
-from fedapps.clients.base.scores import Scores
-from fedapps.lab.contests.contest import Contest
-from fedapps.lab.contests.plan import FINAL_SEEDS
+from fedapps.lab.contests.contest import CHOICE
+from fedapps.lab.contests.rows import Rows, gain, measured
 from fedapps.lab.contests.setup import start
-from fedapps.lab.contests.trials import LOCAL, Contestant, in_process
-from fedapps.lab.contests.verdict import outcome
+from fedapps.lab.contests.trials import LOCAL, in_process
+from fedapps.lab.contests.verdict import USE, outcome
 from fedapps.lab.results.seeds import Interval, crossed_interval, t_interval
-from fedapps.lab.results.simultaneous import FEDERATE, at_these_sites, decide
-from fedapps.tasks import Regression
-from fedapps.tasks.registry import TASKS
-from fedapps.testing.truths import PARTS, SIZES, D, Federation, truth
+from fedapps.testing.truths import Federation, truth
 
 FAMILY = {
     "fedavg": "pooled",
@@ -83,7 +78,7 @@ SETTINGS = {
     "task": "regression",
     "data.natural-id": "client",
     "data.label": "y",
-    "data.part": "part",
+    "data.drop": "part",
     "num-rounds": 8,
     "clients-per-round": 0,
     "train.local-epochs": 5,
@@ -95,162 +90,73 @@ Array = NDArray[np.float64]
 
 # --- contests -------------------------------------------------------------------------
 
+#: Rows of a client: 24 of them train in each of five folds, 8 are tested on.
+ROWS, TRAINED = 40, 24
+
 
 def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Run a contest and return what is known of it."""
-    federation, began = truth(name, seed), (time.monotonic(), time.process_time())
+    federation, began = truth(name, seed), time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
-    federation.write(folder / "data.csv", seed, exact=True)
+    federation.write(folder / "data.csv", seed, (ROWS, 0, 0))
     given = {**SETTINGS, "data.source": str(folder / "data.csv"), "seed": 1000 * seed}
     methods = METHODS
     if name == "body":  # a linear net with a body, and a method that shares it
         given, methods = {**given, **BODY}, (*METHODS[:-1], "fedrep")
-    found = start(given, folder / "contest", in_process, methods=methods, most_seeds=4)
+    found = start(given, folder / "contest", in_process, methods=methods)
     found.run()
-    result = outcome(found)
-    leader, method = found.state.leader, result.verdict.method
+    result, tested = outcome(found), found.tested()
+    risks = {m: exact(federation, seed, folds) for m, folds in tested.items()}
     return {
-        "verdict": result.verdict.kind,
-        "method": method,
-        "leader": leader,
-        "intervals": {m: [one.low, one.mean, one.high] for m, one in result.here.items()},
-        "exact": exact_gains(federation, found),
-        "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))],
-        "seconds": time.monotonic() - began[0],
-        "cpu-seconds": time.process_time() - began[1],
+        "kind": result.kind,
+        "method": result.method,
+        "intervals": {m: [g.here.low, g.mean, g.here.high] for m, g in result.gains.items()},
+        "exact": {m: risks[LOCAL] - risk for m, risk in risks.items() if m != LOCAL},
+        "cpu-seconds": time.process_time() - began,
     }
 
 
-class WithExact(Regression):
-    """Scores the exact points, the last ones of a test set, apart."""
-
-    @property
-    def objective(self) -> Objective:
-        """The loss and the scores."""
-        plain = super().objective
-        return replace(plain, score=partial(scored_apart, plain.score))
-
-
-def scored_apart(score: Any, model: Any, data: Split) -> Scores:
-    """Return the scores of a set; of a test set without its exact points, and the root
-    mean squared error at these as ``exact``.
+def exact(federation: Federation, seed: int, folds: Sequence[Rows]) -> float:
+    """Return the mean over folds and clients of the root of the expected squared error
+    of the models whose predictions at test rows are known.
     """
-    n = SIZES[2]
-    if len(data) != n + 2 * D:
-        return score(model, data)
-    samples, points = Split(data.x[:n], data.y[:n]), Split(data.x[n:], data.y[n:])
-    return {**score(model, samples), "exact": score(model, points)["rmse"]}
+    risks = []
+    for k in range(len(federation.weights)):
+        x, y = federation.samples(seed, k, "train", ROWS)
+        order = np.argsort(y)
+        for fold in folds:
+            label, predicted, _ = fold[f"site-{k + 1:02d}"].T
+            place = order[np.abs(y[order] - label[:, None]).argmin(1)]
+            inputs = np.column_stack([x[place], np.ones(len(place))])
+            *w, shift = np.linalg.lstsq(inputs, predicted, rcond=None)[0]
+            off = federation.scale[k] ** 2 * ((np.array(w) - federation.weights[k]) ** 2).sum()
+            risks.append(math.sqrt(federation.noise[k] ** 2 + off + shift**2))
+    return fmean(risks)
 
 
-def exact_gains(federation: Federation, found: Contest) -> dict[str, float]:
-    """Return the exact mean gain of the final's models, by method."""
-    noise = {f"site-{k + 1:02d}": float(s) for k, s in enumerate(federation.noise)}
-    risks: dict[str, list[float]] = {}
-    for trial in found.final_trials():
-        rows = {row["client"]: row["exact"] for row in found.trials.read(trial).clients}
-        own = [float(np.hypot(noise[k], error)) for k, error in rows.items()]
-        risks.setdefault(trial.who.method, []).append(fmean(own))
-    return {m: fmean(risks[LOCAL]) - fmean(own) for m, own in risks.items() if m != LOCAL}
-
-
-# --- the statistics alone -------------------------------------------------------------
-
-
-def estimated(name: str, seed: int) -> dict[str, Any]:
-    """Return what :func:`contest` does, of estimators in place of methods."""
-    federation = truth(name, seed)
-    k, d = federation.weights.shape
-    data = {
-        part: [federation.samples(seed, j, part, n) for j in range(k)]
-        for part, n in zip(PARTS, SIZES, strict=True)
-    }
-    rng = generator(seed, f"estimated {name}")
-    methods = {"local": 1.0, "fedavg": 0.0, "finetune": 0.3, "ditto": 0.6, "ifca": 0.0}
-    seeds = 3 + FINAL_SEEDS
-    parts = ("V", "T", "half", "exact")
-    scores = {part: {m: np.empty((seeds, k)) for m in methods} for part in parts}
-    for s in range(seeds):
-        own = np.empty((k, d))
-        for j, (x, y) in enumerate(data["train"]):
-            kept = np.arange(len(y)) != rng.integers(len(y))
-            own[j] = np.linalg.lstsq(x[kept], y[kept], rcond=None)[0]
-        groups = np.stack([own[federation.groups == g].mean(0) for g in (0, 1)])
-        for m, a in methods.items():
-            u = groups[federation.groups] if m == "ifca" else own.mean(0) + a * (own - own.mean(0))
-            u = u * shrinkage(u, data["validation"]) if m == "local" else u
-            for j in range(k):
-                for part, place in (("validation", "V"), ("test", "T")):
-                    x, y = data[part][j]
-                    errors = (x @ u[j] - y) ** 2
-                    scores[place][m][s, j] = -np.sqrt(errors.mean())
-                scores["half"][m][s, j] = -np.sqrt(errors[1::2].mean())
-                off = federation.scale[j] ** 2 * ((u[j] - federation.weights[j]) ** 2).sum()
-                scores["exact"][m][s, j] = -np.sqrt(federation.noise[j] ** 2 + off)
-    gains = {p: {m: t - own[LOCAL] for m, t in own.items()} for p, own in scores.items()}
-    others = [m for m in methods if m != LOCAL]
-    leader = max(others, key=lambda m: float(gains["V"][m][:3].mean()))
-    finalists = dict.fromkeys((leader, "finetune", "fedavg"))
-    final = {m: gains["T"][m][3:] for m in finalists}
-    delta = 0.02 * federation.error_of_a_mean
-    halves = {m: gains["half"][m][3:] for m in finalists}
-    intervals = at_these_sites(final, halves)
-    verdict = decide(final, halves, leader, delta, "finetune")
-    return {
-        "verdict": verdict.kind,
-        "method": verdict.method,
-        "leader": leader,
-        "risks": federation.risks(),
-        "delta": delta,
-        "intervals": {m: [one.low, one.mean, one.high] for m, one in intervals.items()},
-        "exact": {m: float(gains["exact"][m][3:].mean()) for m in finalists},
-        "race": float(gains["V"][leader][:3].mean()),
-    }
-
-
-def shrinkage(u: Any, validation: list[Any]) -> float:
-    """Return the factor of the estimates that is best on validation samples: training
-    alone has its rate chosen, too.
-    """
-    errors = {
-        a: fmean(((a * x @ w - y) ** 2).mean() for w, (x, y) in zip(u, validation, strict=True))
-        for a in (0.0, 0.25, 0.5, 0.75, 1.0)
-    }
-    return min(errors, key=lambda a: errors[a])
-
-
-# --- what is right --------------------------------------------------------------------
-
-
-def known(name: str, seed: int) -> dict[str, Any]:
-    """Return what is known of a federation before any contest."""
-    federation = truth(name, seed)
-    delta = 0.02 * federation.error_of_a_mean
-    return {"case": name, "risks": federation.risks(), "delta": delta}
-
-
-def judged(one: dict[str, Any]) -> dict[str, Any]:
+def judged(one: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
     """Return whether a contest was right, and how far its numbers are off."""
-    risks, delta = one["risks"], one["delta"]
+    federation = truth(name, seed)
+    risks, delta = federation.risks(TRAINED), 0.02 * federation.error_of_a_mean
     best = min(risks.values())
     gain = risks["alone"] - best
     near = {family for family, risk in risks.items() if risk <= best + delta}
-    federate = one["verdict"] == FEDERATE
-    families = {**FAMILY, **(IN_BODY if one["case"] == "body" else {})}
+    use = one["kind"] == USE
+    families = {**FAMILY, **(IN_BODY if name == "body" else {})}
     inside = [low <= one["exact"][m] <= high for m, (low, _, high) in one["intervals"].items()]
-    low, mean, high = one["intervals"][one["leader"]]
-    error, truth_ = (high - low) / 4, one["exact"][one["leader"]]
+    choice = one["exact"][CHOICE]
+    taken = 0.0 if one["method"] == LOCAL else choice
     return {
-        "right": federate and families[one["method"]] in near if gain >= 3 * delta else None,
-        "false": federate if gain < delta else None,
-        "hold": all(inside),
-        "bias": (mean - truth_) / error,
-        "in race": (one["race"] - truth_) / error,
+        "right": use and families[one["method"]] in near if gain >= 3 * delta else None,
+        "false": use if gain < delta else None,
+        "sign": choice < 0 if use else None,
+        "hold": inside,
+        "regret": (max(choice, 0.0) - taken) / delta,
     }
 
 
 def contest_rows(given: Any) -> Iterator[list[str]]:
-    """Run the missing contests; yield a row per case."""
-    TASKS["regression"] = replace(TASKS["regression"], build=WithExact)
+    """Run the missing contests; yield a row per case, and of all."""
     logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in given.cases}
     for seed, name in product(range(given.number), given.cases):  # stopping is fair
@@ -259,33 +165,103 @@ def contest_rows(given: Any) -> Iterator[list[str]]:
             folder = path.with_suffix("").absolute()
             path.write_text(json.dumps(contest(name, seed, folder), indent=1), encoding="utf-8")
             shutil.rmtree(folder)
-        found[name].append(json.loads(path.read_text(encoding="utf-8")) | known(name, seed))
-    yield from judged_rows(found)
-
-
-def estimator_rows(given: Any) -> Iterator[list[str]]:
-    """Yield a row per case. The estimators are linear and have no body."""
-    cases, seeds = [name for name in given.cases if name != "body"], range(given.number)
-    yield from judged_rows({n: [estimated(n, s) | known(n, s) for s in seeds] for n in cases})
-
-
-def judged_rows(found: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
-    """Yield a row per case, and of all."""
+        one = json.loads(path.read_text(encoding="utf-8"))
+        found[name].append(one | {"judged": judged(one, name, seed)})
     for name, results in [*found.items(), ("all", list(chain(*found.values())))]:
         yield [name, str(len(results)), *row(results)]
 
 
 def row(results: list[dict[str, Any]]) -> list[str]:
     """Return the cells of a case."""
-    all_judged = [judged(one) for one in results]
+    verdicts = [one["judged"] for one in results]
     cells = []
-    for key in ("right", "false", "hold"):
-        known = [bool(j[key]) for j in all_judged if j[key] is not None]
+    for key in ("right", "false", "sign"):
+        known = [bool(j[key]) for j in verdicts if j[key] is not None]
         cells.append(f"{sum(known)} of {len(known)}" if known else "-")
-    cells += [f"{fmean(j[key] for j in all_judged):+.2f}" for key in ("bias", "in race")]
-    words = [f"{one['verdict']} {one['method']}".strip() for one in results]
+    inside = list(chain(*(j["hold"] for j in verdicts)))
+    cells += [f"{sum(inside)} of {len(inside)}", f"{fmean(j['regret'] for j in verdicts):.2f}"]
+    words = [f"{one['kind']} {one['method']}" for one in results]
     counts = {word: words.count(word) for word in sorted(set(words))}
     return [*cells, ", ".join(f"{word}: {count}" for word, count in counts.items())]
+
+
+# --- intervals of folds ---------------------------------------------------------------
+
+FOLDS, FEATURES = 5, 5
+
+
+def ridge(x: Array, y: Array) -> Array:
+    """Return the weights of ridge regression."""
+    return np.linalg.solve(x.T @ x + 2 * np.eye(x.shape[1]), x.T @ y)
+
+
+def exact_auroc(u: Array, w: Array, points: Array) -> float:
+    """Return the AUROC of weights, with labels x w + noise > 0, at many points."""
+    yes = points[:, :-1] @ w + points[:, -1] > 0
+    ranks = (points[:, :-1] @ u).argsort().argsort() + 1
+    n = int(yes.sum())
+    return float((ranks[yes].sum() - n * (n + 1) / 2) / (n * (len(yes) - n)))
+
+
+def one_study(clients: int, rows: int, tau: float, measure: str, repeat: int) -> list[float]:
+    """Return whether each interval holds the exact gain of the folds' models, and the
+    width of the last one over that of the first.
+    """
+    rng = generator(repeat, f"folds {clients} {rows} {tau} {measure}")
+    w = rng.normal(size=FEATURES)
+    weights = w / np.linalg.norm(w) + tau * rng.normal(size=(clients, FEATURES)) / FEATURES**0.5
+    x = rng.normal(size=(clients, rows, FEATURES))
+    y = np.einsum("knd,kd->kn", x, weights) + rng.normal(size=(clients, rows))
+    labels = y if measure == "rmse" else np.where(y > 0, 1.0, -1.0)
+    fold = np.stack([rng.permutation(rows) % FOLDS for _ in range(clients)])
+    points = rng.normal(size=(3000, FEATURES + 1))
+    ours: list[dict[str, Array]] = []
+    alone: list[dict[str, Array]] = []
+    truths, by_fold = [], []
+    for f in range(FOLDS):
+        kept = fold != f
+        own = np.stack([ridge(x[k][kept[k]], labels[k][kept[k]]) for k in range(clients)])
+        pooled = ridge(x[kept], labels[kept])
+        pair = 0.7 * pooled + 0.3 * own, own
+        for models, found in zip(pair, (ours, alone), strict=True):
+            found.append({})
+            for k in range(clients):
+                tested = ~kept[k]
+                predicted, target = x[k][tested] @ models[k], labels[k][tested]
+                value = (predicted - target) ** 2 if measure == "rmse" else predicted
+                found[-1][str(k)] = np.stack([target, target, value], 1)
+        if measure == "rmse":
+            risks = [np.sqrt(1 + ((u - weights) ** 2).sum(1)).mean() for u in pair]
+            truths.append(float(risks[1] - risks[0]))
+        else:
+            areas = [
+                fmean(exact_auroc(u[k], weights[k], points) for k in range(clients)) for u in pair
+            ]
+            truths.append(areas[0] - areas[1])
+        each = [
+            measured([ours[-1][k]], measure)[0] - measured([alone[-1][k]], measure)[0]
+            for k in ours[-1]
+        ]
+        by_fold.append(float(np.nanmean(each)))
+    names = [k for k in ours[0] if np.isfinite(measured([one[k] for one in ours], measure)[0])]
+    found_gain = gain(ours, alone, names, measure, same=False)
+    off, t = abs(found_gain.mean - fmean(truths)), t_interval(by_fold)
+    reach = (
+        1.959964 * found_gain.here.std,
+        (t.high - t.low) / 2,
+        found_gain.here.high - found_gain.mean,
+    )
+    return [*(float(off <= one) for one in reach), reach[2] / reach[0]]
+
+
+def fold_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per study."""
+    for measure, k, n, tau in product(("rmse", "auroc"), (8, 20, 60), (20, 60, 200), (0.0, 0.5)):
+        number = max(given.number * 1000 // max(k * n, 1000), 20)
+        studies = [one_study(k, n, tau, measure, repeat) for repeat in range(number)]
+        *shares, width = np.mean(studies, axis=0)
+        texts = [f"{100 * share:.0f}" for share in shares]
+        yield [measure, str(k), str(n), str(tau), str(number), *texts, f"{width:.2f}"]
 
 
 # --- coverage -------------------------------------------------------------------------
@@ -363,7 +339,7 @@ def main() -> None:
     given = options(
         __doc__,
         {
-            "study": ("contests", "estimators", "coverage"),
+            "study": ("contests", "folds", "coverage"),
             "--cases": CASES,
             "--number": 20,  # of contests or studies, each
             "--bootstrap": 400,
@@ -374,10 +350,13 @@ def main() -> None:
         columns = ("clients", "seeds", "rest", "", "S", "K", "bootstrap", "t over seeds")
         columns += ("these sites", "sites like these", "its width / that of t")
         show("Coverage of 95 % intervals, %", columns, coverage_rows(given))
-        return
-    columns = ("case", "contests", "right", "false", "hold", "bias", "in race", "verdicts")
-    rows = contest_rows if given.study == "contests" else estimator_rows
-    show("Contests with a known answer", columns, rows(given))
+    elif given.study == "folds":
+        columns = ("measure", "clients", "rows", "tau", "studies", "rows' variance")
+        columns += ("t over folds", "contest", "its width / that of rows")
+        show("Coverage of 95 % intervals of five folds, %", columns, fold_rows(given))
+    else:
+        columns = ("case", "contests", "right", "false", "sign", "hold", "regret", "verdicts")
+        show("Contests with a known answer", columns, contest_rows(given))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Fed-RoD's client; source and equations: ``strategies/fedrod.py``."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch.func import functional_call
 
 from fedapps.algorithms.common.steps import Problem
 from fedapps.algorithms.contract.personal import FedRoDSent
-from fedapps.clients.base.scores import as_global, with_half
+from fedapps.clients.base.scores import as_global
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.partial_sharing import head_of
@@ -57,7 +56,7 @@ class FedRoDClient(PersonalClient):
         scores = generic = self.score(self.data.test)
         if self.kept(config, before=False) is not None:
             both = TwoHeads(self.model, self.own_head(config, before=False))
-            scores = with_half(partial(self.objective.score, both), self.data.test)
+            scores = self.objective.score(both, self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(generic)}
 
     def scored(

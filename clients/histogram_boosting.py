@@ -29,8 +29,8 @@ from fedapps.clients.base.scores import (
     as_global,
     binary_scores,
     regression_scores,
+    row_results,
     scores_of_values,
-    with_half,
 )
 from fedapps.clients.base.store import MessageStore, Store
 
@@ -95,17 +95,23 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         them.
         """
         forest = Forest.from_arrays(parameters)
-        scores = with_half(lambda part: self._scores(forest, part, config), self.data.test)
+        scores = self._scores(forest, self.data.test, config)
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
 
     def _scores(self, forest: Forest, part: ArraySplit, config: Config) -> Scores:
         values = forest.values(rows_of(part))
         loss = self._loss(values, part.y, config)
         if self.scale is not None:
-            return regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
+            predicted, y = values[:, None] * self.scale, part.y * self.scale
+            errors = np.square(predicted - y)[:, 0]
+            rows = row_results(part, y[:, 0], predicted[:, 0], errors)
+            return {**regression_scores(predicted, y, loss), **rows}
         if values.ndim > 1:
-            return scores_of_values(values, part.y, loss, part.groups)
+            best = values.argmax(1)
+            rows = row_results(part, part.y, best == part.y, best)
+            return {**scores_of_values(values, part.y, loss, part.groups), **rows}
         scores = binary_scores(values, part.y, loss, part.groups)
+        scores |= row_results(part, part.y, (values > 0) == part.y, values)
         if HistogramSent.from_config(config).loss == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return scores

@@ -27,7 +27,6 @@ equations (2.3)-(2.6).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ from fedapps.algorithms.personal.mixing import cosine_squared_gradient, draw_lam
 from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Scores
-from fedapps.clients.base.scores import as_global, higher_is_better, with_half
+from fedapps.clients.base.scores import as_global, higher_is_better
 from fedapps.clients.base.together import once
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer
@@ -180,7 +179,7 @@ class SuPerFedClient(FedProxClient):
             else:  # outputs are scored as those of a net that changes nothing
                 scored.append(
                     [
-                        with_half(partial(self.objective.score, same), replace(split, x=outputs))
+                        self.objective.score(same, replace(split, x=outputs))
                         for outputs, split in zip(shared.outputs(value), splits, strict=True)
                     ]
                 )

@@ -22,16 +22,16 @@ class Split:
     2), float64.
 
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample belongs
-    to a group; it may belong to none. ``halves``: half of the samples are scored apart,
-    too (``clients.base.scores.with_half``). ``augment``: how ``clients.steps.batches``
-    augments images when it draws training batches, "none" or "crop-flip"; ``x`` itself
-    stays as it is.
+    to a group; it may belong to none. ``rows``: the result at each sample is
+    reported, too (``clients.base.scores.row_results``). ``augment``: how
+    ``clients.steps.batches`` augments images when it draws training batches, "none" or
+    "crop-flip"; ``x`` itself stays as it is.
     """
 
     x: "torch.Tensor"
     y: "torch.Tensor"
     groups: "torch.Tensor | None" = None
-    halves: bool = False
+    rows: bool = False
     augment: str = "none"
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class ArraySplit:
     x: NDArray[Any]
     y: NDArray[Any]
     groups: NDArray[np.bool_] | None = None
-    halves: bool = False
+    rows: bool = False
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -91,7 +91,7 @@ class ArraySplit:
         import torch
 
         groups = None if self.groups is None else torch.from_numpy(self.groups)
-        return Split(torch.from_numpy(self.x), torch.from_numpy(self.y), groups, self.halves)
+        return Split(torch.from_numpy(self.x), torch.from_numpy(self.y), groups, self.rows)
 
 
 @dataclass(frozen=True)

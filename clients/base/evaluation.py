@@ -27,7 +27,7 @@ from fedapps.algorithms.common.modules import evaluation_batch, outputs_of
 from fedapps.algorithms.fairness.groups import group_sums
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.scores import Scores as Scores
-from fedapps.clients.base.scores import binary_scores, class_scores
+from fedapps.clients.base.scores import binary_scores, class_scores, row_results
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
@@ -51,7 +51,14 @@ def score(model: nn.Module, data: Split) -> Scores:
         "test-samples": len(labels),
         **class_scores(labels, predicted, classes),
         **_by_group(data, predicted, probabilities.max(1), classes),
+        **row_results(data, labels, predicted == labels, _margins(logits, predicted)),
     }
+
+
+def _margins(logits: Tensor, predicted: IntArray) -> FloatArray | IntArray:
+    """Return the logits (n,) of label 1 of two classes; of more what is predicted."""
+    two = logits.shape[1] == 2
+    return (logits[:, 1] - logits[:, 0]).cpu().double().numpy() if two else predicted
 
 
 def _by_group(data: Split, predicted: IntArray, confidence: FloatArray, classes: int) -> Scores:
@@ -99,12 +106,11 @@ def score_binary(model: nn.Module, data: Split) -> Scores:
     """
     logits = outputs_of(model, data.x).reshape(-1)
     groups = None if data.groups is None else data.groups.numpy()
-    return binary_scores(
-        logits.cpu().double().numpy(),
-        data.y.cpu().numpy(),
-        float(binary_loss(logits, data.y)),
-        groups,
-    )
+    values, labels = logits.cpu().double().numpy(), data.y.cpu().numpy()
+    return {
+        **binary_scores(values, labels, float(binary_loss(logits, data.y)), groups),
+        **row_results(data, labels, (values > 0) == labels, values),
+    }
 
 
 BINARY = Objective(binary_loss, score_binary, by_sample=True)
@@ -131,12 +137,15 @@ def score_tokens(model: nn.Module, data: Split, special: int) -> Scores:
     model.eval()
     batch_size = evaluation_batch(model, data.x, usual=64)
     count = right = 0
+    shares: list[Tensor] = []
     loss = 0.0
     for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
         outputs, wanted = model(x), y >= special
         number = int(wanted.sum())
         count += number
-        right += int(((outputs.argmax(2) == y) & wanted).sum())
+        hits = ((outputs.argmax(2) == y) & wanted).sum(1)
+        right += int(hits.sum())
+        shares.append(hits / wanted.sum(1).clamp(min=1))
         loss += float(token_loss(outputs, y, special)) * number if number else 0.0
     model.train(was_training)
     if not count:
@@ -147,6 +156,7 @@ def score_tokens(model: nn.Module, data: Split, special: int) -> Scores:
         "accuracy": right / count,
         "loss": loss / count,
         "perplexity": exp(min(loss / count, 700)),
+        **row_results(data, *[torch.cat(shares).cpu().numpy()] * 3),
     }
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedapps.algorithms.common.modules import outputs_of
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Objective
-from fedapps.clients.base.scores import Scores, regression_scores
+from fedapps.clients.base.scores import Scores, regression_scores, row_results
 
 
 def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -44,7 +44,11 @@ def score(
     outputs = outputs_of(model, data.x).reshape(data.y.shape)
     units = np.array(scale, np.float64)
     predicted, targets = (part.cpu().double().numpy() * units for part in (outputs, data.y))
-    return regression_scores(predicted, targets, float(loss(outputs, data.y)))
+    squares = np.square(predicted - targets).mean(1)
+    return {
+        **regression_scores(predicted, targets, float(loss(outputs, data.y))),
+        **row_results(data, targets[:, 0], predicted[:, 0], squares),
+    }
 
 
 def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Objective:

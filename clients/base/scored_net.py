@@ -18,7 +18,7 @@ from fedapps.algorithms.common.steps import Tensors
 from fedapps.algorithms.contract.sent import Asked, RoundFacts
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.evaluation import CLASSIFICATION, Objective, Scores
-from fedapps.clients.base.scores import ScoresValidation, as_global, with_half
+from fedapps.clients.base.scores import ScoresValidation, as_global
 from fedapps.clients.base.store import MessageStore, Store
 from fedapps.clients.base.together import once
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
@@ -154,7 +154,7 @@ class ScoredNet(ScoresValidation, NumPyClient):
         """Return the metrics of ``self.model`` on all samples of a split, including
         ``accuracy`` and ``loss``.
         """
-        return once(lambda: with_half(partial(self.objective.score, self.model), data))
+        return once(partial(self.objective.score, self.model, data))
 
     @contextmanager
     def training(self, config: Config, purpose: str = "dropout") -> Iterator[None]:

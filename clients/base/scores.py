@@ -2,7 +2,6 @@
 two models.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,15 +15,16 @@ from fedapps.algorithms.common.confusion import (
     macro_measures,
     margins,
 )
-from fedapps.algorithms.common.measures import LEADING, auroc, leading_of, lower_is_better
-from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.measures import auroc, leading_of, lower_is_better
 from fedapps.algorithms.common.target_errors import error_sums, errors_of
 from fedapps.algorithms.fairness.groups import group_sums
 from fedapps.clients.base.options import Config
 
 Scores = dict[str, Any]
-#: Begins the names of the scores of half of the samples.
-HALF = "half-test-"
+#: What each test sample had, flattened: three numbers a sample (:func:`row_results`).
+ROWS, ROW_COLUMNS = "test-rows", ("label", "right", "value")
+#: At most so many samples of a client are reported one by one.
+MOST_ROWS = 3000
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"
 #: The counts of ``algorithms.common.confusion``, flattened.
@@ -35,21 +35,19 @@ SURVIVAL = "survival-counts"
 COUNTS = (CONFUSION, SURVIVAL)
 
 
-def with_half(score: Callable[[Any], Scores], data: Any) -> Scores:
-    """Return the scores of a split; if it has ``halves``, also the leading score and
-    AUROC of a random half of its samples, as ``half-test-...``: of n // 2 samples, the
-    same ones in every split of n.
+def row_results(
+    data: Any, labels: NDArray[Any], right: NDArray[Any], values: NDArray[Any]
+) -> Scores:
+    """Return what each sample of a split with ``rows`` had, else {}: label, whether it
+    was right (or which share of it), value; of the first ``MOST_ROWS`` samples.
 
-    From the difference, an interval for other samples of this client follows
-    (``fedapps.lab.results.seeds.same_sites_interval``).
+    The values (n,) are logits of label 1, squared errors, or risks; of these the label
+    is the time and right whether the event happened.
     """
-    scores = score(data)
-    if not data.halves or len(data) < 2:
-        return scores
-    rows = generator(0, "half of the test samples").permutation(len(data))[: len(data) // 2]
-    half = replace(data, x=data.x[rows], y=data.y[rows], groups=None, halves=False)
-    part = score(half)
-    return {**scores, **{HALF + n: part[n] for n in (*LEADING, "auroc") if n in part}}
+    if not data.rows:
+        return {}
+    table = np.stack([np.asarray(part, np.float64) for part in (labels, right, values)], 1)
+    return {ROWS: table[:MOST_ROWS].ravel().tolist()}
 
 
 def as_global(scores: Scores) -> dict[str, float]:

@@ -28,7 +28,7 @@ from fedapps.algorithms.common.modules import outputs_of
 from fedapps.algorithms.common.survival import concordance, pair_counts, risk_counts
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Objective
-from fedapps.clients.base.scores import SURVIVAL, Scores
+from fedapps.clients.base.scores import SURVIVAL, Scores, row_results
 
 
 def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def score(model: nn.Module, data: Split, grid: Sequence[float]) -> Scores:
         out["concordance"] = c
     if len(grid):
         out[SURVIVAL] = risk_counts(times, events, risks, grid).ravel().tolist()
-    return out
+    return out | row_results(data, times, events, risks)
 
 
 def survival(grid: Sequence[float] = ()) -> Objective:

@@ -12,10 +12,10 @@ How a table is read (target, columns, task) is what ``experiments/natural-tables
 says, for the roles of Shakespeare ``experiments/superfed/wins-shakespeare.toml``.
 
 A third of the clients is held out of each contest. They train like all others, as sites
-that joined, but rates, race, leader, delta and intervals are those of the other two
-thirds. The third of contest 1 is not that of contest 0 or 2, so in three contests every
-client is held out once. Afterwards the same runs of the final are read at them: a gain
-whose simultaneous interval excludes 0 should have the same sign there.
+that joined, but rates, choices, delta and intervals are those of the other two thirds.
+The third of contest 1 is not that of contest 0 or 2, so in three contests every client
+is held out once. Afterwards the same tests are read at them: a gain whose interval for
+sites like these excludes 0 should have the same sign there.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +33,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.clients.base.scores import HALF
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import counts_in_points
 from fedapps.lab.client_samples import names_of, samples_of
+from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.page import write_verdict
-from fedapps.lab.contests.plan import FIRST_SEEDS
+from fedapps.lab.contests.rows import measured
 from fedapps.lab.contests.setup import start
-from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table, scores_of
-from fedapps.lab.results.seeds import Interval, crossed_interval, same_sites_interval
-from fedapps.lab.results.simultaneous import (
-    FEDERATE,
-    UNKNOWN,
-    Decision,
-    Table,
-    decide,
-    simultaneous,
-)
+from fedapps.lab.contests.trials import LOCAL
+from fedapps.lab.contests.verdict import ALONE, EITHER, USE, Outcome
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
 from fedapps.lab.sweeps.grid import read_grid
 from fedapps.lab.sweeps.pool import Pool
 from fedapps.lab.sweeps.texts import markdown_table
 from fedapps.notes import each_once
-from fedapps.records.reader import read_run
 from fedapps.runs.prepare import Parts, assemble, with_defaults
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
@@ -120,31 +111,50 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
     folder.mkdir(parents=True, exist_ok=True)
     jobs, gpus = Way(jobs=jobs).processes(uses_gpu(settings))
     with only_one(folder), each_once(), Pool(jobs, gpus) as execute:
-        found = start(given, folder, execute, methods=METHODS, jobs=jobs, most_seeds=FIRST_SEEDS)
+        found = start(given, folder, execute, methods=METHODS, jobs=jobs)
         found.trials.held_out = frozenset(held_out)
         found.run()
-        write_verdict(found)
-    state, scores, halves = found.state, {}, {}
-    for trial in found.final_trials():
-        run = read_run(found.trials.out / "cells" / trial.folder)
-        for measured, prefix in ((scores, ""), (halves, HALF)):
-            own = measured.setdefault(trial.who.method, {})
-            own[trial.seed] = scores_of(run, prefix + state.measure)
-    sizes, between = described(task, total)
+        result, _ = write_verdict(found)
+    return known_of(found, result, held_out) | dict(
+        zip(("sizes", "between"), described(task, total), strict=True)
+    )
+
+
+def known_of(found: Contest, result: Outcome, held_out: Sequence[str]) -> dict[str, Any]:
+    """Return what is kept of a contest: its verdict, each candidate's gain with its
+    intervals, and its mean gain at the clients held out, in points of a percentage or
+    in per cent of the error that predicting each client's mean has.
+    """
+    state = found.state
+    unit = 100.0 if counts_in_points(state.measure) else 2.0 / state.delta
+    found.trials.held_out, found.trials.kept = (), {}
+    tested = found.tested()
+    unseen = {}
+    for method in result.gains:
+        own = [
+            measured([f[k] for f in tested[method] if k in f], state.measure)[0]
+            - measured([f[k] for f in tested[LOCAL] if k in f], state.measure)[0]
+            for k in held_out
+            if all(
+                (k in f) == (k in other)
+                for f, other in zip(tested[method], tested[LOCAL], strict=True)
+            )
+            and any(k in f for f in tested[method])
+        ]
+        unseen[method] = unit * float(np.nanmean(own)) if np.isfinite(own).any() else None
     return {
-        "sizes": sizes,
-        "between": between,
-        "held-out": held_out,
-        "leader": state.leader,
-        "measure": state.measure,
-        "delta": state.delta,
+        "held-out": list(held_out),
+        "kind": result.kind,
+        "method": result.method,
+        "leader": result.leader,
+        "delta": unit * state.delta,
         "minutes": found.elapsed() / 60,
-        "rates": state.finalists,
-        "race": state.race_gains,
-        "dropped": state.dropped,
-        "left-out": state.left_out,
-        "scores": scores,
-        "halves": halves,
+        "choices": [one["choice"] for one in state.ended],
+        "gains": {
+            m: [unit * v for v in (g.mean, g.here.low, g.here.high, g.like.low, g.like.high)]
+            for m, g in result.gains.items()
+        },
+        "unseen": unseen,
     }
 
 
@@ -173,89 +183,34 @@ def described(task: Any, total: int) -> tuple[list[int], float | None]:
 # --- what is printed ------------------------------------------------------------------
 
 
-def tables(one: Mapping[str, Any], held_out: bool = False, key: str = "scores") -> dict[str, Table]:
-    """Return the finalists' scores (S, K) in the final, at clients that have them all:
-    those of the contest, or those held out of it. In points of a percentage, or in per
-    cent of the error that predicting each client's mean has. ``key``: "halves" for
-    those of half of the test samples, NaN where there are none.
-    """
-    unit = 100.0 if counts_in_points(one["measure"]) else 2.0 / one["delta"]
-    runs = [own for by_seed in one["scores"].values() for own in by_seed.values()]
-    clients = [k for k in sorted(runs[0]) if all(k in own for own in runs)]
-    clients = [k for k in clients if (k in one["held-out"]) == held_out]
-    return {m: unit * as_table(by_seed, clients) for m, by_seed in one[key].items()}
-
-
-def gains(one: Mapping[str, Any], held_out: bool = False, key: str = "scores") -> dict[str, Table]:
-    """Return the finalists' gains over training alone."""
-    scores = tables(one, held_out, key)
-    return {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
-
-
 def signs(one: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many decided signs hold at the clients held out, and how many there
-    are.
+    """Return how many of the signs that the intervals for sites like these decide hold
+    at the clients held out, and how many there are.
     """
-    unseen = gains(one, held_out=True)
-    decided = {m: i for m, i in simultaneous(gains(one)).items() if i.excludes_zero}
-    hold = [np.mean(unseen[m]) * i.mean > 0 for m, i in decided.items()]
-    return sum(hold), len(hold)
+    decided = {m: g[0] for m, g in one["gains"].items() if g[3] > 0 or g[4] < 0}
+    known = [mean * one["unseen"][m] > 0 for m, mean in decided.items() if one["unseen"][m]]
+    return sum(known), len(known)
 
 
-def with_bounds(table: Table, half: Table, like: Interval | None) -> str:
-    """Return a mean gain, its interval for these sites, and that for sites like
-    these.
-    """
-    these = same_sites_interval(table, half)
-    both = [f"[{i.low:.1f}, {i.high:.1f}]" for i in (these, like) if i]
-    return f"{table.mean():+.1f} {'; '.join(both)}"
-
-
-def delta_of(one: Mapping[str, Any]) -> int:
-    """Return what counts as a difference, in the unit of :func:`tables`."""
-    return 1 if counts_in_points(one["measure"]) else 2
-
-
-def verdict_of(one: Mapping[str, Any]) -> Decision:
-    """Return the verdict, for the sites of a contest."""
-    halves = gains(one, key="halves")
-    return decide(gains(one), halves, one["leader"], delta_of(one), FINETUNE)
-
-
-def beyond(one: Mapping[str, Any]) -> int:
-    """Return 1 if the leader is shown to gain more than delta at sites like these, -1
-    if less, 0 if neither.
-    """
-    like, delta = simultaneous(gains(one))[one["leader"]], delta_of(one)
-    return int(like.low > delta) - int(like.high < delta)
+def with_bounds(gain: Sequence[float]) -> str:
+    """Return a gain, its interval for these sites, and that for sites like these."""
+    mean, *bounds = gain
+    return "{:+.1f} [{:.1f}, {:.1f}]; [{:.1f}, {:.1f}]".format(mean, *bounds)
 
 
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
     """Return the cells of a contest."""
-    scores, over = tables(one), gains(one)
-    half, over_half = tables(one, key="halves"), gains(one, key="halves")
-    leader, sizes, delta = one["leader"], one["sizes"], delta_of(one)
-    counts = []
-    for method, table in over.items():
-        mean = table.mean(0)
-        wins, losses = int((mean > delta).sum()), int((mean < -delta).sum())
-        counts.append(f"{method} {wins} / {len(mean) - wins - losses} / {losses}")
-    beside = "-"
-    if FINETUNE in scores and leader != FINETUNE:
-        ahead = scores[leader] - scores[FINETUNE]
-        beside = with_bounds(ahead, half[leader] - half[FINETUNE], crossed_interval(ahead))
-    verdict = verdict_of(one)
+    sizes, chosen = one["sizes"], one["choices"]
+    counts = ", ".join(f"{m} {chosen.count(m)}" for m in dict.fromkeys(chosen))
     return [
         name,
         f"{len(sizes)} ({len(one['held-out'])})",
-        f"{sum(sizes):,}",
         f"{np.median(sizes):.0f}",
         "-" if one["between"] is None else f"{100 * one['between']:.0f} %",
-        f"**{verdict.kind}**" + (f", {verdict.method}" if verdict.kind == FEDERATE else ""),
-        leader,
-        with_bounds(over[leader], over_half[leader], simultaneous(over)[leader]),
-        beside,
-        ", ".join(counts),
+        f"**{one['kind']}**" + f", {one['method']}" * (one["kind"] != "alone"),
+        counts,
+        with_bounds(one["gains"][CHOICE]),
+        *(with_bounds(g) if (g := one["gains"].get(m)) else "-" for m in ("finetune", "fedavg")),
         "{} of {}".format(*signs(one)),
         f"{one['minutes']:.1f}",
     ]
@@ -264,57 +219,28 @@ def row(name: str, one: Mapping[str, Any]) -> list[str]:
 HEADER = (
     "federation",
     "clients (held out)",
-    "samples",
-    "of a client",
+    "rows of a client",
     "between",
     "verdict",
-    "leader",
-    "leader over training alone",
-    "leader over fine-tuning",
-    "wins / ties / losses over clients",
+    "chosen in folds",
+    "the choice over training alone",
+    "fine-tuning",
+    "FedAvg",
     "signs that hold",
     "minutes",
 )
-#: So many columns describe the federation.
-FACTS = HEADER.index("verdict")
-
-
-def by_method(results: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
-    """Yield the cells of each method: over all contests."""
-    for method in ("fedavg", FINETUNE, *METHODS):
-        led = [one["leader"] == method for one in results]
-        final = [simultaneous(gains(one))[method] for one in results if method in one["scores"]]
-        wins, losses = sum(i.low > 0 for i in final), sum(i.high < 0 for i in final)
-        # a contestant is `method at rate`
-        left = [{who.split(" at ")[0] for who in one["race"]} for one in results]
-        out = [method in one["left-out"] for one in results]
-        dropped = [not o and method not in there for o, there in zip(out, left, strict=True)]
-        final_cell = f"{wins} / {len(final) - wins - losses} / {losses}" if final else "-"
-        yield [method, str(sum(led)), final_cell, str(sum(dropped)), str(sum(out))]
-
-
-def rows_of(name: str, contests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the rows of a federation; what describes it is in the first one only."""
-    rows = [row(name, one) for one in contests]
-    return rows[:1] + [[""] * FACTS + cells[FACTS:] for cells in rows[1:]]
 
 
 def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the tables of all contests, by federation."""
+    """Return the table of all contests, by federation, and the counts."""
     results = [one for contests in found.values() for one in contests]
     hold, decided = map(sum, zip(*map(signs, results), strict=True))
-    kinds = [verdict_of(one).kind for one in results]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (FEDERATE, "alone", UNKNOWN))
-    like = [beyond(one) for one in results]
-    columns = ("method", "leads", "final: wins / ties / losses", "dropped", "cannot run")
-    return "\n\n".join(
-        [
-            markdown_table(HEADER, [r for name, own in found.items() for r in rows_of(name, own)]),
-            markdown_table(columns, list(by_method(results))),
-            f"{len(results)} contests on {len(found)} federations: {counts}. For sites like "
-            f"these the leader gains more than delta in {like.count(1)}, less in "
-            f"{like.count(-1)}. Signs that hold at the clients held out: {hold} of {decided}.",
-        ]
+    kinds = [one["kind"] for one in results]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (USE, ALONE, EITHER))
+    return (
+        markdown_table(HEADER, [row(name, one) for name, own in found.items() for one in own])
+        + f"\n\n{len(results)} contests on {len(found)} federations: {counts}. "
+        f"Signs that hold at the clients held out: {hold} of {decided}."
     )
 
 
@@ -347,7 +273,7 @@ def main() -> None:
                 (folder / "verdict.html").replace(path.with_suffix(".html"))
                 path.write_text(json.dumps(result) + "\n", encoding="utf-8")
                 shutil.rmtree(folder)
-                said = f"{verdict_of(result).kind}, {result['minutes']:.1f} minutes"
+                said = f"{result['kind']}, {result['minutes']:.1f} minutes"
                 print(f"{path.stem}: {said}", file=sys.stderr, flush=True)
             if path.exists():
                 found.setdefault(name, []).append(json.loads(path.read_text(encoding="utf-8")))

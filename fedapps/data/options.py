@@ -135,9 +135,15 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on; held-out: half of the validation samples, unused else; "
-        "test-halves: test, and half of that once more, for intervals",
-        choices=["test", "test-halves", "validation", "held-out"],
+        "part that clients are scored on; held-out: half of the validation samples, unused else",
+        choices=["test", "validation", "held-out"],
+    )
+    folds: int = option(
+        0, "test on one of so many equal parts of every client's samples; 0: on 20 %", low=0
+    )
+    fold: int = option(0, "which of the folds is the test set, from 0", low=0)
+    test_rows: bool = option(
+        False, "test-rows.csv: label and result of every test sample (simulations only)"
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
@@ -210,7 +216,7 @@ class DataOptions(Options):
             ),
             (
                 "score-on",
-                not self.score_on.startswith("test")
+                self.score_on != "test"
                 and not (self.validation or self.validation_split or self.part),
                 "clients have no validation samples: set validation, to 0.2 say",
             ),
@@ -219,6 +225,16 @@ class DataOptions(Options):
                 self.group_split and self.partition != "natural",
                 f"partition = {self.partition!r} may deal the rows of a person to several clients: "
                 "choose natural",
+            ),
+            (
+                "folds",
+                self.folds == 1 or self.folds <= self.fold > 0,
+                f"fold = {self.fold}: choose 2 folds or more, and a fold below them",
+            ),
+            (
+                "folds",
+                self.folds and (self.part or self.test),
+                "the data name their own test samples: leave it 0",
             ),
             (
                 "group-split",

@@ -191,6 +191,44 @@ def rows_by_person(
     return mine[rank >= spared], mine[(rank >= tests) & (rank < spared)], mine[rank < tests]
 
 
+def fold_rows(
+    mine: Indices,
+    options: DataOptions,
+    client_id: int | str,
+    seed: int,
+    labels: npt.NDArray[np.int64] | None = None,
+    persons: Categorical | None = None,
+) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of a client's training, validation and test sets in the fold
+    ``data.fold`` of ``data.folds``: in all folds every row is tested on once.
+
+    Given ``labels`` (of all samples), each set has its share of every class; given
+    ``persons``, a person's rows stay together. Folds differ by one row or person.
+    """
+    units = mine if persons is None else np.unique(persons.codes[mine])
+
+    def drawn(places: Indices, purpose: str) -> Indices:
+        """Return these places of units at random, those of a class together."""
+        order = generator(seed, purpose, client=client_id).permutation(places)
+        if labels is None or persons is not None:
+            return order
+        return order[np.argsort(labels[units[order]], kind="stable")]
+
+    order = drawn(np.arange(len(units)), "folds")
+    tested = np.arange(len(order)) % options.folds == options.fold
+    left = drawn(order[~tested], f"fold {options.fold}")
+    share = min(options.validation * options.folds / (options.folds - 1), 1 - 1 / max(len(left), 1))
+    # evenly spaced, so that each class has its share
+    held_back = np.diff(np.floor(share * np.arange(len(left) + 1) + 0.5)) > 0
+    parts = left[~held_back], left[held_back], order[tested]
+    if persons is not None:
+        codes = persons.codes[mine]
+        train, validation, test = (mine[np.isin(codes, units[part])] for part in parts)
+    else:
+        train, validation, test = (np.sort(mine[part]) for part in parts)
+    return train, validation, test
+
+
 def scored(
     rows: tuple[Indices, Indices, Indices],
     options: DataOptions,
@@ -203,7 +241,7 @@ def scored(
     row or person there is scored on it and has no validation set; one with none is not
     scored.
     """
-    if options.score_on in ("test", "test-halves"):
+    if options.score_on == "test":
         return rows
     train, validation, _ = rows
     if options.score_on == "validation":

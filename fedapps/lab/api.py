@@ -20,7 +20,7 @@ from fedapps.data.in_memory import data_table, is_array, is_frame, is_written
 from fedapps.errors import RunFailed, UserError, in_python
 from fedapps.extensions.cell_code import reference_to
 from fedapps.lab.client_samples import client_samples
-from fedapps.lab.contests.page import sections
+from fedapps.lab.contests.page import gains_figure, sections
 from fedapps.lab.contests.setup import run_contest
 from fedapps.lab.outcomes import Comparison, Partition, Run, Sweep, Verdict
 from fedapps.lab.results.compare import compared, write_comparison
@@ -181,6 +181,8 @@ def contest(
     out: str | Path = "results/contest",
     budget: float = 1800.0,
     methods: Sequence[str] | None = None,
+    delta: float = 0.0,
+    price: float = 0.0,
     jobs: int = 0,
     gpus_per_run: float = 1.0,
     progress: bool = True,
@@ -191,10 +193,12 @@ def contest(
 
     ``settings``: those of all runs, as of :func:`run`. ``budget``: seconds that it may
     take, 0 for no limit. ``methods``: those beside training alone, FedAvg and
-    fine-tuning; by default the portfolio of `fedapps contest`. ``jobs``: runs at a
-    time, 0 for one per core. ``gpus_per_run``: the share of a GPU for each run that
-    uses one. ``progress``: whether to print what has been decided. An interrupted
-    contest goes on when the call is repeated.
+    fine-tuning; by default the portfolio of `fedapps contest`. ``delta``: the gain that
+    counts, in the measure's units, 0.01 for a point (0: one point, or 2 % of the error
+    of each client's mean). ``price``: what federation costs in these units.
+    ``jobs``: runs at a time, 0 for one per core. ``gpus_per_run``: the share of a GPU
+    for each run that uses one. ``progress``: whether to print what has been decided. An
+    interrupted contest goes on when the call is repeated.
     """
     if isinstance(budget, str) or budget < 0:
         raise UserError(f"budget = {budget!r}: give seconds, or 0 for no limit")
@@ -202,10 +206,17 @@ def contest(
         raise UserError(f"methods = {methods!r}: give a list of names")
     way, say = Way(jobs=jobs, gpus_per_run=gpus_per_run), print if progress else lambda line: None
     contest, result, text = run_contest(
-        flat(settings), Path(out), budget=budget, methods=methods, way=way, say=say
+        flat(settings),
+        Path(out),
+        budget=budget,
+        methods=methods,
+        delta=delta,
+        price=price,
+        way=way,
+        say=say,
     )
-    kind, method = result.verdict.kind, result.verdict.method
-    return Verdict(contest.trials.out, kind, method, text, sections(contest, result))
+    shown = sections(contest, result), gains_figure(contest, result)
+    return Verdict(contest.trials.out, result.kind, result.method, text, *shown)
 
 
 @in_python

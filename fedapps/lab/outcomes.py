@@ -25,7 +25,6 @@ from fedapps.lab.results.gains import records
 from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.report import state_sentence
 from fedapps.lab.results.sections import Section
-from fedapps.lab.results.simultaneous import FEDERATE
 from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import markdown_table
@@ -46,23 +45,29 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedapps.data.scaling import Scale
+    from fedapps.lab.charts.layout import Figure
 
 
 class Verdict:
     """The verdict of a contest. ``folder``: with verdict.html and winner.toml.
-    ``kind``: "federate" (with ``method``), "alone" or "cannot tell". ``text``: one
+    ``kind``: "use", "alone" or "either"; ``method``: the recommended one. ``text``: one
     paragraph.
     """
 
     def __init__(
-        self, folder: Path, kind: str, method: str, text: str, sections: Sequence[Section]
+        self,
+        folder: Path,
+        kind: str,
+        method: str,
+        text: str,
+        sections: Sequence[Section],
+        figure: "Figure",
     ) -> None:
         self.folder, self.kind, self.method, self.text = folder, kind, method, text
-        self._sections = sections
+        self._sections, self.plots = sections, Plots({"gains": figure})
 
     def __repr__(self) -> str:
-        chosen = f"{self.kind} with {self.method}" if self.kind == FEDERATE else self.kind
-        return f"<fedapps.Verdict {chosen}: {self.folder}>"
+        return f"<fedapps.Verdict {self.kind}, {self.method}: {self.folder}>"
 
     def __str__(self) -> str:
         return self.text
@@ -81,7 +86,7 @@ class Verdict:
         return read_toml(self.folder / "winner.toml")
 
     def _repr_html_(self) -> str:
-        shown = [html.paragraph(self.text), self._sections[0].as_html()]
+        shown = [html.paragraph(self.text), self.plots._repr_html_(), self._sections[0].as_html()]
         return "\n".join([*shown, _place(self.folder / "verdict.html")])
 
 

@@ -28,6 +28,7 @@ from safetensors.numpy import save_file
 
 from fedapps import __version__
 from fedapps.algorithms.fairness.groups import Groups
+from fedapps.clients.base.scores import ROW_COLUMNS, ROWS
 from fedapps.records.best import SCORES, Best, scores
 from fedapps.records.data_record import NAME as DATA
 from fedapps.records.files import Files, csv_text, replace
@@ -65,6 +66,7 @@ FILES = (
     DATA,
     "rounds.jsonl",
     "clients.csv",
+    "test-rows.csv",
     "groups.csv",
     "confusion.csv",
     "risk-groups.csv",
@@ -372,8 +374,15 @@ class Recorder(Observer):
         ]
         self.clients = [["client", *scalars], *rows]
         curves = mean_curves(metrics)
+        rows = [
+            [self.called(client), *values[ROWS][at : at + 3]]
+            for client, values in metrics.items()
+            if isinstance(values.get(ROWS), list)
+            for at in range(0, len(values[ROWS]), 3)
+        ]
         return {
             "clients.csv": csv_text(self.clients),
+            **({ROWS + ".csv": csv_text([["client", *ROW_COLUMNS], *rows])} if rows else {}),
             **({"curves.json": json.dumps(curves)} if curves else {}),
         }
 

@@ -61,11 +61,6 @@ class TorchTask:
         raise NotImplementedError
 
     @property
-    def scores_halves(self) -> bool:
-        """Whether half of each client's test samples are scored apart, too."""
-        return bool(self.context.data.score_on == "test-halves")
-
-    @property
     def groups(self) -> Groups | None:
         """The groups that test samples are scored by (``data.group``), if any."""
         return None
@@ -125,8 +120,8 @@ class TorchTask:
         data = kept.pop(client_id, None)
         if data is None:
             data = self.to_train_on(self.prepare(client_id, num_clients))
-            if self.scores_halves:
-                data = replace(data, test=replace(data.test, halves=True))
+            if self.context.data.test_rows:
+                data = replace(data, test=replace(data.test, rows=True))
             self._kept_bytes += data.nbytes
             while kept and self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= kept.pop(next(iter(kept))).nbytes

@@ -115,6 +115,10 @@ class Classification(DealtSamples, NetByShape):
         part = part_of(self.samples, self.context.data, TEST)
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
+    def own_test(self, num_clients: int) -> bool:
+        """Return whether the data say which samples clients are scored on."""
+        return self.test_parts(num_clients) is not None
+
     @lru_cache(maxsize=2)  # noqa: B019
     def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
         """Return the samples that each client chooses models by, if the data say which
@@ -232,7 +236,8 @@ class Classification(DealtSamples, NetByShape):
         """Load and partition the data and build the model, so that errors are reported
         before a run starts.
         """
-        self.test_parts(num_clients)
+        if self.test_parts(num_clients) is not None and self.context.data.folds:
+            raise UserError("data.folds: the data name their own test samples: leave it 0")
         self.validation_parts(num_clients)
         if self.samples.targets is None and self.samples.num_classes < 2:
             raise UserError(

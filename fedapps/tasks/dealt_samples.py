@@ -66,11 +66,17 @@ class DealtSamples(TorchTask):
         own = partitions.scored(rows, self.context.data, self.samples.persons)
         return partitions.client_data(self.samples, own)
 
+    def own_test(self, num_clients: int) -> bool:
+        """Return whether the data say which samples clients are scored on."""
+        return False
+
     def split_of(
         self, mine: Rows, client: int, validation: float, test: Rows | None = None
     ) -> tuple[Rows, Rows, Rows]:
         """Return the rows of a client's training, validation and test sets
         (:func:`partitions.split_rows`).
         """
-        seed, persons = self.context.split_seed, self.samples.persons
+        seed, persons, d = self.context.split_seed, self.samples.persons, self.context.data
+        if d.folds and test is None:
+            return partitions.fold_rows(mine, d, client, seed, persons=persons)
         return partitions.split_rows(mine, client, seed, validation, test, persons)

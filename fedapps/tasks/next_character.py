@@ -123,11 +123,6 @@ class Text(TorchTask):
             )
         return character_net(name, VOCABULARY, self.options.length, seed).to(self.device)
 
-    @property
-    def scores_halves(self) -> bool:
-        """Whether half of each role's test text is scored apart, too."""
-        return bool(self.options.score_on == "test-halves")
-
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return the sequences of a role; if none can be spared for validation, the
         training sequences are used.

@@ -93,13 +93,13 @@ class TextOptions(Options):
     score_on: str = option(
         "test",
         "what roles are scored on; validation: to choose settings by; held-out: half of that, by "
-        "which no method chooses; test-halves: test, and half of that once more, for intervals",
-        choices=("test", "test-halves", "validation", "held-out"),
+        "which no method chooses",
+        choices=("test", "validation", "held-out"),
     )
 
     def check(self) -> None:
         """Check that there is something to score on."""
-        if not self.score_on.startswith("test") and not self.validation:
+        if self.score_on != "test" and not self.validation:
             raise ValueError(
                 f"score-on = {self.score_on!r}: needs a part of the text that is not trained on: "
                 "set validation, to 0.1 say"

@@ -140,7 +140,7 @@ TASKS: dict[str, TaskKind] = {
         "char-lstm",
         TEXT_JOB,
         (GENERATED,),
-        data=("source",),
+        data=("source", "test-rows"),
     ),
     "point-mass": TaskKind(
         lambda o, c: tasks.PointMass(o, c),
@@ -269,6 +269,11 @@ def make_task(name: str, options: Any, context: RunContext, site_data: str = "")
     "".
     """
     if context.sites.own or site_data:
+        if context.data.test_rows or context.data.folds:
+            raise UserError(
+                "data.test-rows, data.folds: are for simulations: sites with data of their own "
+                "send no rows, and choose what they test on"
+            )
         return tasks.site_task(name, options, context, site_data)
     if name in TASKS:
         return TASKS[name].build(options, context)

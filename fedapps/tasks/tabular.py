@@ -94,10 +94,12 @@ class Rows(Classification):
 
     def parts_of(self, mine: NDArray[np.int64], client_id: int | str) -> ThreeParts:
         """Split the rows of a client."""
-        c = self.context
-        rows = partitions.stratified_rows(
-            self.samples, mine, client_id, c.split_seed, c.data.validation
-        )
+        c, s = self.context, self.samples
+        if c.data.folds:
+            seed, persons = c.split_seed, s.persons
+            rows = partitions.fold_rows(mine, c.data, client_id, seed, s.labels, persons)
+        else:
+            rows = partitions.stratified_rows(s, mine, client_id, c.split_seed, c.data.validation)
         return partitions.scored(rows, c.data, self.samples.persons)
 
     @property
@@ -114,8 +116,8 @@ class Rows(Classification):
         rows = self.split(client, num_clients)
         found = self.scale_for(rows[0], num_clients) if scale else None
         data = self.parts(rows, found).vectors()
-        if self.scores_halves:
-            data = replace(data, test=replace(data.test, halves=True))
+        if self.context.data.test_rows:
+            data = replace(data, test=replace(data.test, rows=True))
         return data
 
 

@@ -102,20 +102,8 @@ class Federation:
         x = self.scale[k] * rng.normal(size=(n, self.weights.shape[1]))
         return x, x @ self.weights[k] + self.noise[k] * rng.normal(size=n)
 
-    def exact(self, k: int) -> tuple[Floats, Floats]:
-        """Return 2 d points and noiseless targets on which the mean squared error of
-        any linear model is its expected excess: +- sqrt(d) s_k e_j.
-        """
-        d = self.weights.shape[1]
-        x = self.scale[k] * np.sqrt(d) * np.concatenate([np.eye(d), -np.eye(d)])
-        return x, x @ self.weights[k]
-
-    def write(
-        self, path: Path, seed: int, sizes: tuple[int, int, int] = SIZES, exact: bool = False
-    ) -> None:
-        """Write the samples as a table with the columns client, part, x1 .. xd, y.
-        ``exact``: each client's last test samples are those of :meth:`exact`.
-        """
+    def write(self, path: Path, seed: int, sizes: tuple[int, int, int] = SIZES) -> None:
+        """Write the samples as a table with the columns client, part, x1 .. xd, y."""
         d = self.weights.shape[1]
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
@@ -125,7 +113,6 @@ class Federation:
                     (part, *self.samples(seed, k, part, n))
                     for part, n in zip(PARTS, sizes, strict=True)
                 ]
-                parts += [("test", *self.exact(k))] * exact
                 for part, x, y in parts:
                     for row, target in zip(x.tolist(), y.tolist(), strict=True):
                         writer.writerow([f"site-{k + 1:02d}", part, *row, target])

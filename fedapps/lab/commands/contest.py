@@ -1,5 +1,5 @@
-"""`fedapps contest`: which method suits these data? Rates, race and final, and a page
-with the verdict.
+"""`fedapps contest`: which method suits these data? Folds, and a page with the
+verdict.
 
 The results folder holds ``cells/`` (one results folder per run), ``contest.json`` (what
 has been decided), ``verdict.html``, ``verdict.txt`` and ``winner.toml``. Running the
@@ -43,6 +43,21 @@ add_options = command_options(
                 "portfolio)"
             ),
         },
+        "--delta": {
+            "type": float,
+            "default": 0.0,
+            "metavar": "GAIN",
+            "help": (
+                "the gain that counts, 0.01 for a point (default: a point; for numbers 2 %% of "
+                "the error of a mean)"
+            ),
+        },
+        "--price": {
+            "type": float,
+            "default": 0.0,
+            "metavar": "GAIN",
+            "help": "what federation costs you, as a gain (default: 0)",
+        },
         "--jobs": {},
         "--gpus-per-run": {},
         "--out": {"help": "results folder (default: results/contest)"},
@@ -64,6 +79,8 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.out or Path("results", "contest"),
             budget=arguments.budget,
             methods=tuple(filter(None, arguments.methods.replace(" ", "").split(","))) or None,
+            delta=arguments.delta,
+            price=arguments.price,
             way=Way(jobs=arguments.jobs, gpus_per_run=arguments.gpus_per_run),
             say=lambda line: print(line, file=sys.stderr),
         )

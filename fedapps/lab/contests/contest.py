@@ -1,215 +1,237 @@
-"""The stages of a contest: rates, race, final.
+"""The folds of a contest. Every row of every client is a test row once.
 
-1. Rates, one seed. Training alone gets a grid of seven rates over three decades, at
-   full length. The other methods get four rates around its best until an eighth of the
-   rounds, and the best two of each go on. A best rate at the edge of a grid extends the
-   grid once.
-2. Race. Seeds one to three run until a quarter, half and all of the rounds, and more
-   seeds follow while there is time. After each step a contestant is dropped if the
-   crossed upper bound of its difference to the leader is below -delta / 4. The level of
-   each bound is 0.05 divided by the number of steps. Training alone, FedAvg and
-   fine-tuning are never dropped.
-3. Final. The leader, fine-tuning, FedAvg and training alone run with five fresh seeds
-   and are scored on the test samples, which nothing before has read. Bounds hold
-   together (``fedapps.lab.results.simultaneous``).
+In each fold, on the rows that are not its test rows:
+
+1. Rates. Training alone gets seven rates over three decades, the other methods three
+   around its best one, for an eighth of the rounds. A best rate at the edge of a grid
+   extends the grid once. Two rates of each method go on.
+2. Halving. Who is left trains until a quarter, half and all of the rounds; after each,
+   the half with the larger mean gain over training alone on held-out samples goes on,
+   and the best rate of training alone, FedAvg and fine-tuning.
+3. The choice is the method that leads at the end. It and the three run again, with all
+   validation samples to choose by, and are scored on the fold's test rows.
+
+No row is scored by a model whose method, rate or epochs it has helped to choose: so the
+choices' test rows tell what the user gets who does the same with all rows. Since rows
+of one fold are training rows of the others, no fold looks at what another has found:
+rates kept from another fold would have been chosen by this one's test rows, too.
 
 ``contest.json`` in the folder keeps what has been decided, so that an interrupted
-contest goes on from there.
+contest goes on from there; after two folds it may end, if time is short.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 from fedapps.errors import RunFailed
-from fedapps.lab.contests.plan import (
-    FINAL_SEEDS,
-    FIRST_SEEDS,
-    KEPT,
-    MOST_SEEDS,
-    RACE_ENDS,
-    stage_seconds,
-    wall_seconds,
-)
-from fedapps.lab.contests.rates import Rates
-from fedapps.lab.contests.trials import (
-    AVERAGE,
-    FINETUNE,
-    LOCAL,
-    Contestant,
-    Scores,
-    Trial,
-    as_table,
-)
-from fedapps.lab.results.simultaneous import LEVEL, Table, upper_bound
+from fedapps.lab.contests.plan import ALONE_GRID, GRID, KEPT, STEP, grid, small
+from fedapps.lab.contests.rows import Rows, measured
+from fedapps.lab.contests.state import State
+from fedapps.lab.contests.trials import LOCAL, PARTS, RATE, Contestant, Trial, Trials
 
-#: Steps of the race: three with the first seeds, one for each more.
-STEPS = 3 + MOST_SEEDS - FIRST_SEEDS
-SEEDS_APART = 100  # between the seeds of the race and of the final
+CHOICE = "the choice"
 
 
-class Contest(Rates):
-    """A contest in a folder."""
+class Contest:
+    """A contest in a folder. ``say(line)`` reports progress. ``jobs``: trials at a
+    time. ``clock``: seconds.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        trials: Trials,
+        say: Callable[[str], None] = lambda line: None,
+        jobs: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state, self.trials, self.say, self.jobs, self.clock = state, trials, say, jobs, clock
+        self._since = clock()
+        trials.errors, trials.costs = state.errors, state.costs
+        trials.ended = self._ended
 
     def run(self) -> None:
-        """Run what is left of the contest. Raises ``RunFailed`` if training alone or
-        FedAvg fails.
-        """
-        self.choose_rates()
-        self.race()
-        self.final()
-
-    # --- 2. race ----------------------------------------------------------------------
-
-    def contestants(self) -> list[Contestant]:
-        """Return who is still in the race."""
-        everyone = [Contestant(m, r) for m, rates in self.state.rates.items() for r in rates]
-        return [who for who in everyone if str(who) not in self.state.dropped]
-
-    def race(self) -> None:
-        """Run the steps that are left, then fix the leader and the finalists."""
-        state, rounds = self.state, self.trials.rounds
-        if state.race_ended:
-            return
-        lengths = [(FIRST_SEEDS, rounds // 4), (FIRST_SEEDS, rounds // 2), (FIRST_SEEDS, rounds)]
-        lengths += [(n, rounds) for n in range(FIRST_SEEDS + 1, state.most_seeds + 1)]
-        for number, (n, until) in enumerate(lengths):
-            if number < len(state.steps):
-                continue
-            seeds = [self.seed + 1 + i for i in range(n)]
-            trials = [t for who in self.contestants() for t in self._trials(who, seeds, until)]
-            # a step that has begun is ended: its trials have left the last step's round
-            if number and state.begun < number and not self._worth(number, trials):
-                break
-            state.begun = number
-            self.save()
-            self.trials.run(trials)
-            leader = self._drop(seeds, until)
-            left = len(self.contestants())
-            state.steps.append({"seeds": n, "until": until, "left": left})
-            state.race_seeds = seeds
-            self.say(f"race, {n} seeds until round {until}: {left} left, {leader} leads")
-            self.save()
-        gains = self._gains(state.race_seeds, int(state.steps[-1]["until"]))
-        leader = self._leader(gains)
-        state.leader = leader.method
-        state.finalists = {leader.method: leader.rate, LOCAL: state.rates[LOCAL][0]}
-        for best in self._baselines(gains):
-            state.finalists.setdefault(best.method, best.rate)
-        state.race_gains = {str(who): mean_of(table) for who, table in gains.items()}
-        state.race_ended = True
-        self.save()
-
-    def _gains(self, seeds: Sequence[int], until: int) -> dict[Contestant, Table]:
-        """Return the gains over training alone (S, K) of those who are left, NaN for a
-        client that takes no part with a seed. A client where training alone diverges is
-        left out; who diverges at another is dropped.
-        """
-        state, gains = self.state, {}
-        trials = self._trials(Contestant(LOCAL, state.rates[LOCAL][0]), seeds, until)
-        alone = self._scores(trials)
-        new = {trial.seed: self.trials.newcomers(trial) for trial in trials}
-        everyone = sorted({k for own in alone.values() for k in own})
-        clients = [k for k in everyone if all(k in alone[s] or k in new[s] for s in seeds)]
-        if not clients:
-            raise RunFailed("training alone diverges at every client: lower train.learning-rate")
-        state.unscored |= {k: "training alone diverges" for k in everyone if k not in clients}
-        for who in self.contestants():
-            if who.method == LOCAL:
-                continue
-            own = self._scores(self._trials(who, seeds, until))
-            lost = [k for k in clients if any(k in alone[s] and k not in own[s] for s in seeds)]
-            if lost:
-                shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
-                state.dropped[str(who)] = f"failed, or diverged at {shown}"
-            else:
-                gains[who] = as_table(own, clients) - as_table(alone, clients)
-        return gains
-
-    @staticmethod
-    def _trials(who: Contestant, seeds: Sequence[int], until: int) -> list[Trial]:
-        return [Trial(who, seed, until) for seed in seeds]
-
-    def _scores(self, trials: Sequence[Trial]) -> dict[int, Scores]:
-        return {trial.seed: self.trials.scores(trial, self.state.measure) for trial in trials}
-
-    @staticmethod
-    def _leader(gains: Mapping[Contestant, Table]) -> Contestant:
-        if not gains:
-            raise RunFailed(
-                "every federated method failed or diverged at a client: lower train.learning-rate"
-            )
-        return max(gains, key=lambda who: mean_of(gains[who]))
-
-    def _baselines(self, gains: Mapping[Contestant, Table]) -> list[Contestant]:
-        """Return fine-tuning and FedAvg, each at its best rate."""
-        kept = [{w: g for w, g in gains.items() if w.method == m} for m in (FINETUNE, AVERAGE)]
-        return [self._leader(own) for own in kept if own]
-
-    def _drop(self, seeds: Sequence[int], until: int) -> Contestant:
-        """Drop who is behind the leader, and return the leader."""
-        gains = self._gains(seeds, until)
-        leader = self._leader(gains)
-        spared = {leader, *self._baselines(gains)}
-        for who, table in gains.items():
-            if who in spared:
-                continue
-            bound = upper_bound(table - gains[leader], LEVEL / STEPS)
-            if bound < -self.state.delta / 4:
-                self.state.dropped[str(who)] = (
-                    f"behind {leader} after round {until} with {len(seeds)} seeds"
-                )
-        return leader
-
-    def _worth(self, number: int, trials: Sequence[Trial]) -> bool:
-        """Return whether a step can still drop somebody, and ends in time for the
-        final.
+        """Run the folds that are left. Raises ``RunFailed`` if training alone or FedAvg
+        fails.
         """
         state = self.state
-        if number >= FIRST_SEEDS and len(self.contestants()) <= len(KEPT) + 1:
+        while not state.done:
+            state.done = len(state.ended) == state.folds or self._no_time()
+            if not state.done:
+                self.fold(len(state.ended))
+            self.save()
+
+    def _no_time(self) -> bool:
+        """Return whether the contest ends before its last fold; a second fold that
+        would not end in time has few methods.
+        """
+        state = self.state
+        if not state.ended or not state.budget:
             return False
-        if not state.budget:
-            return True
-        final = stage_seconds(state, self.jobs, self.trials.rounds)[2]
-        end = min(RACE_ENDS * state.budget, state.budget - 1.1 * final)
-        missing = [
-            (t.who.method, t.until - self.trials.done(t)) for t in self.trials.missing(trials)
-        ]
-        return self.elapsed() + wall_seconds(state, self.jobs, missing) <= end
+        late = self.elapsed() + state.ended[-1]["seconds"] > state.budget
+        if late and len(state.ended) == 1:
+            state.methods = small(state.methods)
+        return late and len(state.ended) > 1
 
-    # --- 3. final ---------------------------------------------------------------------
+    def fold(self, number: int) -> None:
+        """Choose in a fold, and score the choice on its test rows."""
+        state, began, rounds = self.state, self.clock(), self.trials.rounds
+        found: dict[str, Any] = {"methods": list(state.methods), "tried": {}}
+        eighth = rounds // PARTS
+        (alone, *other), _ = self._best_rates(number, [LOCAL], state.given[RATE], ALONE_GRID, found)
+        others = [m for m in state.methods if m != LOCAL]
+        left, gains = self._best_rates(number, others, alone.rate, GRID, found)
+        left = [alone, *other, *left]
+        for until in (max(rounds // 4, eighth), max(rounds // 2, eighth), rounds):
+            gains = self._gains(number, left, until)
+            if until < rounds:
+                left = self._better_half(gains)
+        best = max((w for w in gains if w.method != LOCAL), key=lambda w: gains[w])
+        finalists = {w.method: w.rate for w in reversed(self._kept(gains))} | {
+            best.method: best.rate
+        }
+        found |= {
+            "finalists": finalists,
+            "choice": best.method,
+            "gains": {str(who): value for who, value in gains.items()},
+        }
+        trials = self.final_trials(number, finalists)
+        self.trials.run(trials.values())
+        if failed := [t for t in trials.values() if t.folder in state.errors]:
+            error = state.errors[failed[0].folder]
+            raise RunFailed(f"a fold needs its tests, and {failed[0].folder} failed: {error}")
+        found["seconds"] = self.clock() - began
+        state.ended.append(found)
+        self.say(f"fold {number + 1} of {state.folds}: {best} leads")
 
-    def final_trials(self) -> list[Trial]:
-        """Return the trials of the final."""
-        first = self.seed + SEEDS_APART
-        return [
-            Trial(Contestant(method, rate), first + i, self.trials.rounds, final=True)
-            for i in range(FINAL_SEEDS)
-            for method, rate in self.state.finalists.items()
-        ]
+    def final_trials(self, number: int, finalists: Mapping[str, float]) -> dict[str, Trial]:
+        """Return the trials on the test rows of a fold, by method."""
+        rounds = self.trials.rounds
+        return {
+            method: Trial(Contestant(method, rate), number, rounds, final=True)
+            for method, rate in finalists.items()
+        }
 
-    def final(self) -> None:
-        """Run the finalists with fresh seeds, scored on the test samples."""
-        if not self.state.done:
-            self.say(f"final: {', '.join(self.state.finalists)}, {FINAL_SEEDS} fresh seeds")
-        self.trials.run(self.final_trials())
-        if failed := [t for t in self.final_trials() if t.folder in self.state.errors]:
-            error = self.state.errors[failed[0].folder]
-            raise RunFailed(f"the final needs all its runs, and {failed[0].folder} failed: {error}")
-        self.state.done = True
+    def tested(self) -> dict[str, list[Rows]]:
+        """Return the test rows by fold of the choices, and of each other method that
+        was tested in all folds.
+        """
+        found: dict[str, list[Rows]] = {CHOICE: []}
+        for number, one in enumerate(self.state.ended):
+            for method, trial in self.final_trials(number, one["finalists"]).items():
+                found.setdefault(method, []).append(self.trials.rows(trial))
+                if method == one["choice"]:
+                    found[CHOICE].append(self.trials.rows(trial))
+        chosen = {one["choice"] for one in self.state.ended}
+        if len(chosen) == 1:  # it is the choice
+            del found[chosen.pop()]
+        return {m: rows for m, rows in found.items() if len(rows) == len(self.state.ended)}
+
+    # --- choosing ---------------------------------------------------------------------
+
+    def _best_rates(
+        self,
+        number: int,
+        methods: Sequence[str],
+        centre: float,
+        exponents: Sequence[float],
+        found: dict[str, Any],
+    ) -> tuple[list[Contestant], dict[Contestant, float]]:
+        """Return the two best rates of each method, and their scores. Raises
+        ``RunFailed`` if one of ``KEPT`` fails at every rate.
+        """
+        grids = {m: grid(m, centre, exponents) for m in methods}
+        scores: dict[Contestant, float] = {}
+        for _ in range(2):  # all grids at once, so that no core waits; then extensions
+            everyone = [Contestant(m, rate) for m, rates in grids.items() for rate in rates]
+            scores |= self._scores(number, everyone, self.trials.rounds // PARTS)
+            more = {}
+            for method, rates in grids.items():
+                own = {w.rate: s for w, s in scores.items() if w.method == method}
+                best = max(own, key=lambda rate: own[rate], default=0.0)
+                if len(rates) > 1 and best in (min(rates), max(rates)):
+                    sign = -1 if best == min(rates) else 1
+                    more[method] = [best * 10 ** (sign * STEP * j) for j in (1, 2)]
+            grids = more
+        kept: list[Contestant] = []
+        for method in methods:
+            own_scores = {w: score for w, score in scores.items() if w.method == method}
+            found["tried"][method] = {f"{w.rate:.4g}": s for w, s in own_scores.items()}
+            best_first = sorted(own_scores, key=lambda w: -own_scores[w])
+            if not best_first and method in KEPT:
+                raise RunFailed(f"{method} failed at every rate: {self._reason(method)}")
+            if not best_first:
+                self.state.left_out[method] = f"failed at every rate: {self._reason(method)}"
+            kept += best_first[:2]
+        return kept, scores
+
+    def _scores(
+        self, number: int, everyone: Sequence[Contestant], until: int
+    ) -> dict[Contestant, float]:
+        """Return the mean over clients of each contestant's measure on held-out samples
+        after this round; without those that failed or diverged at a client.
+        """
+        known = self.state.scores
+        trials = {who: Trial(who, number, until) for who in everyone}
+        names = {who: f"{trial.folder} until {until}" for who, trial in trials.items()}
+        missing = {who: trials[who] for who, name in names.items() if name not in known}
+        self.trials.run(missing.values())
+        for who, trial in missing.items():
+            rows = self.trials.rows(trial)
+            own = [measured([mine], self.state.measure)[0] for mine in rows.values()]
+            defined = [score for score in own if not math.isnan(score)]
+            known[names[who]] = [fmean(defined) if defined else 0.0, len(own) * bool(defined)]
+        self.save()  # who goes on overwrites its rows
+        most = max((known[name][1] for name in names.values()), default=0)
+        found = {who: known[name] for who, name in names.items()}
+        return {who: score for who, (score, clients) in found.items() if clients == most > 0}
+
+    def _gains(
+        self, number: int, left: Sequence[Contestant], until: int
+    ) -> dict[Contestant, float]:
+        """Return the mean gains over the best rate of training alone. Raises
+        ``RunFailed`` if that fails, or if no other method is left.
+        """
+        scores = self._scores(number, left, until)
+        alone = [score for who, score in scores.items() if who.method == LOCAL]
+        if not alone or len(alone) == len(scores):
+            who = "every federated method" if alone else "training alone"
+            raise RunFailed(
+                f"{who} failed, or diverged at a client: lower {RATE}, or see contest.json"
+            )
+        return {who: score - max(alone) for who, score in scores.items()}
+
+    @staticmethod
+    def _kept(gains: Mapping[Contestant, float]) -> list[Contestant]:
+        """Return the best rates of the methods that are never dropped."""
+        own = ([w for w in gains if w.method == method] for method in KEPT)
+        return [max(rates, key=lambda w: gains[w]) for rates in own if rates]
+
+    def _better_half(self, gains: Mapping[Contestant, float]) -> list[Contestant]:
+        order = sorted(gains, key=lambda who: -gains[who])
+        return list(dict.fromkeys([*order[: max(len(order) // 2, 1)], *self._kept(gains)]))
+
+    def _reason(self, method: str) -> str:
+        return next(
+            (error for name, error in self.state.errors.items() if f"_{method}_" in f"{name}_"),
+            "it diverged at a client",
+        )
+
+    # --- time and the file ------------------------------------------------------------
+
+    def elapsed(self) -> float:
+        """Return the seconds that the contest has taken, in all sessions."""
+        return self.state.elapsed + self.clock() - self._since
+
+    def _ended(self, trial: Trial, error: str) -> None:
+        if error:
+            self.say(f"{trial.folder} failed: {error}")
         self.save()
 
-    def final_scores(self, prefix: str = "") -> dict[str, dict[int, Scores]]:
-        """Return the finalists' scores by seed and client; those of half of the test
-        samples with the ``prefix`` HALF.
-        """
-        by_method: dict[str, dict[int, Scores]] = {}
-        for trial in self.final_trials():
-            own = self.trials.scores(trial, prefix + self.state.measure)
-            by_method.setdefault(trial.who.method, {})[trial.seed] = own
-        return by_method
-
-
-def mean_of(table: Table) -> float:
-    """Return the mean over seeds of the clients' means."""
-    return float(np.nanmean(table, axis=1).mean())
+    def save(self) -> None:
+        """Write contest.json."""
+        self.state.elapsed, self._since = self.elapsed(), self.clock()
+        self.state.write(self.trials.out)

@@ -1,175 +1,190 @@
-"""The verdict of a contest: its text, tables and page, and the winner's settings."""
+"""The page of a contest: the sentence, one picture, the clients, tables, and the
+winner's settings.
+"""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedapps.algorithms.common.measures import lower_is_better
-from fedapps.formats import bytes_text, metric_name, metric_text, seconds_text
+from fedapps.formats import bytes_text, counts_in_points, metric_name, metric_text, seconds_text
 from fedapps.lab.charts import html
-from fedapps.lab.contests.contest import Contest, mean_of
+from fedapps.lab.charts.charts import chart
+from fedapps.lab.charts.drawing import legend, panels, title
+from fedapps.lab.charts.layout import Figure
+from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.trials import LOCAL, Contestant, Trial, score_on
-from fedapps.lab.contests.verdict import FEW, Outcome, between, outcome, size, verdict_text
-from fedapps.lab.results.compare import compared
-from fedapps.lab.results.newcomers import newcomer_means
-from fedapps.lab.results.parts import COMPARISON, charts, plots
+from fedapps.lab.contests.verdict import (
+    FEW,
+    Outcome,
+    between,
+    outcome,
+    rate_of,
+    size,
+    verdict_text,
+)
 from fedapps.lab.results.sections import Section
-from fedapps.lab.results.simultaneous import ALONE
 from fedapps.records.files import write_text
-from fedapps.records.reader import RunFolder
 from fedapps.toml_text import to_toml
 
 WINNER = "winner.toml"
 #: Settings of a trial that are not the winner's.
-OF_TRIALS = ("out", "resume", "until", "seed", "evaluate-every", "checkpoint-every")
+OF_TRIALS = (
+    *("out", "resume", "until", "seed", "evaluate-every", "checkpoint-every"),
+    *("data.folds", "data.fold", "data.test-rows"),
+)
+#: Points of height for each row of a picture.
+ROW = 15
+#: At most this many clients have their names in the picture.
+MOST_NAMED = 40
 
 
 def sections(contest: Contest, result: Outcome) -> list[Section]:
     """Return the tables of the page."""
-    return [
-        ranking(contest, result),
-        clients_section(contest, result),
-        curse(contest, result),
-        race_section(contest),
-    ]
+    return [ranking(contest, result), clients_section(contest, result), choices(contest)]
 
 
 def ranking(contest: Contest, result: Outcome) -> Section:
-    """Return the finalists by their gains, with both intervals and their costs."""
-    state = contest.state
-    sign = -1.0 if lower_is_better(state.measure) else 1.0
-    runs = finalists_runs(contest)
-    new = newcomer_means(next(iter(runs.values()))[0].evaluation)
+    """Return the finalists by their measures, with both intervals and their costs."""
+    m = contest.state.measure
     rows = []
-    for method, scores in sorted(result.scores.items(), key=lambda pair: -mean_of(pair[1])):
-        cells = [method, metric_text(state.measure, sign * mean_of(scores), unit=False)]
-        if method == LOCAL:
-            cells += ["-", "-", "-", "-"]
+    for method, score in sorted(result.scores.items(), key=lambda pair: -pair[1]):
+        cells = [called(contest, method), metric_text(m, abs(score), unit=False)]
+        if one := result.gains.get(method):
+            signs = np.sign([value for value, _ in one.clients.values()])
+            cells += [size(m, one.mean), between(m, one.here.low, one.here.high)]
+            cells += [between(m, one.like.low, one.like.high)]
+            cells += [f"{(signs > 0).sum()} / {(signs < 0).sum()}"]
         else:
-            table, these, like = result.gains[method], result.here[method], result.like[method]
-            share = np.nanmean(table, 0)
-            cells += [
-                size(state.measure, like.mean),
-                between(state.measure, these.low, these.high),
-                between(state.measure, like.low, like.high),
-                f"{(share > 0).sum()} / {(share < 0).sum()}",
-            ]
-        cells += [_average(runs[method], f"{state.measure}-worst10", state.measure)]
-        cells += [_average(runs[method], key, key) for key in ("ece-mean", *new)]
-        numbers = [run.numbers for run in runs[method]]
-        traffic = [n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in numbers]
-        cells += [bytes_text(float(np.mean(traffic)))]
-        cells += [seconds_text(float(np.mean([n["seconds"] for n in numbers])))]
-        rows.append(tuple(cells))
+            cells += ["-"] * 4
+        rows.append((*cells, *_costs(contest, method)))
     header = (
-        "method",
-        metric_name(state.measure),
-        "gain over local",
-        "these sites",
-        "sites like these",
-        "clients that gain / lose",
-        "worst 10 %",
-        "ECE",
-        *new.values(),
-        "bytes",
-        "seconds",
+        *("method", metric_name(m), "gain over local", "these sites", "sites like these"),
+        *("clients that gain / lose", "bytes", "seconds"),
     )
     note = (
-        "Means over the fresh seeds, on test samples. These sites: intervals for the same clients "
-        "with other seeds and test samples, which the verdict uses. Sites like these: for other "
-        "clients, too. Both hold together for all finalists in 95 % of contests."
+        "Means over clients, on test rows of all folds, each scored by a model that has not seen "
+        "them. These sites: intervals for the same clients with other rows, which the verdict "
+        f"uses. Sites like these: for other clients, too. {CHOICE.capitalize()}: what each fold "
+        "chose. Trivial: always the most frequent class, or the mean, of a client's other folds."
     )
-    for method, own in runs.items():
-        names = dict.fromkeys(k for run in own for k in run.diverged if k not in result.diverged)
-        if names:
-            shown = ", ".join(list(names)[:FEW]) + ", ..." * (len(names) > FEW)
-            note += f" {method} diverged in training at {shown}, whose scores count."
-    return Section("Final", note, header, tuple(rows))
+    return Section("Gains", note, header, tuple(rows))
+
+
+def called(contest: Contest, method: str) -> str:
+    """Return a candidate's name: of the choice that of the method that all folds
+    chose.
+    """
+    chosen = {one["choice"] for one in contest.state.ended}
+    return f"{chosen.pop()} ({CHOICE})" if method == CHOICE and len(chosen) == 1 else method
+
+
+def _costs(contest: Contest, method: str) -> tuple[str, str]:
+    """Return mean bytes and seconds of a method's runs on test rows."""
+    runs = []
+    for number, one in enumerate(contest.state.ended):
+        name = one["choice"] if method == CHOICE else method
+        if name in one["finalists"]:
+            trial = contest.final_trials(number, one["finalists"])[name]
+            runs.append(contest.trials.read(trial).numbers)
+    if not runs:
+        return "-", "-"
+    traffic = [n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in runs]
+    seconds = [n["seconds"] for n in runs]
+    return bytes_text(float(np.mean(traffic))), seconds_text(float(np.mean(seconds)))
 
 
 def clients_section(contest: Contest, result: Outcome) -> Section:
-    """Return who gains and who loses, by name, under the verdict's method or the
-    leader.
-    """
-    measure = contest.state.measure
-    method = result.verdict.method or contest.state.leader
-    table = result.gains[method]
-    gains = np.nanmean(table, 0)
-    order = np.argsort(-gains)
-    shown = list(order) if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
+    """Return who gains and who loses by the choice, by name."""
+    m, own = contest.state.measure, result.gains[CHOICE].clients
+    order = sorted(own, key=lambda k: -own[k][0])
+    shown = order if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
     rows = []
     for k in shown:
-        low, high = np.nanmin(table[:, k]), np.nanmax(table[:, k])
+        value, error = own[k]
+        low, high = value - 2 * error, value + 2 * error
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
-        cells = size(measure, float(gains[k])), between(measure, low, high)
-        rows.append((result.clients[k], *cells, word))
-    note = (
-        "From the lowest to the highest seed, on the same test samples: other samples may give a "
-        "client another sign. Gains, loses: with every seed."
-    )
+        rows.append((k, size(m, value), between(m, low, high), word))
+    note = "Two standard errors of the client's own test rows."
     if len(order) > 2 * FEW:
         note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(order)}."
-    header = ("client", "gain", "seeds", "")
-    return Section(f"Who gains by {method}, and who loses", note, header, tuple(rows))
+    header = ("client", "gain", "interval", "")
+    return Section("Who gains by the choice, and who loses", note, header, tuple(rows))
 
 
-def curse(contest: Contest, result: Outcome) -> Section:
-    """Return the finalists' gains in the race beside those in the final."""
-    state = contest.state
-    rows = []
-    for method, rate in state.finalists.items():
-        if method != LOCAL:
-            race = state.race_gains[str(Contestant(method, rate))]
-            final = result.here[method].mean
-            change = size(state.measure, final - race)
-            rows.append((method, *(size(state.measure, v) for v in (race, final)), change))
+def choices(contest: Contest) -> Section:
+    """Return what each fold chose, and by which gains."""
+    state, rows = contest.state, []
+    for number, one in enumerate(state.ended):
+        best = sorted(one["gains"].items(), key=lambda pair: -pair[1])[:3]
+        text = ", ".join(f"{name} {size(state.measure, value)}" for name, value in best)
+        rows.append((str(number + 1), one["choice"], str(len(one["methods"])), text))
+    rows += [("-", name, "-", f"left out: {reason}") for name, reason in state.left_out.items()]
     note = (
-        "The leader was chosen by its gain in the race, so that gain is likely too high. Fresh "
-        "seeds and test samples do not know of the choice."
-    )
-    header = ("method", "gain in the race", "in the final", "change")
-    return Section("Race and final", note, header, tuple(rows))
-
-
-def race_section(contest: Contest) -> Section:
-    """Return what became of every contestant."""
-    state = contest.state
-    gains = sorted(state.race_gains.items(), key=lambda pair: -pair[1])
-    rows = [(name, size(state.measure, gain), "until the end") for name, gain in gains]
-    rows += [(name, "-", reason) for name, reason in state.dropped.items()]
-    rows += [(name, "-", f"left out: {reason}") for name, reason in state.left_out.items()]
-    note = (
-        f"Gains over local on half of the validation samples, with {len(state.race_seeds)} seeds; "
-        "methods choose by the other half. Rates were chosen with one seed more."
+        "Gains over training alone at its best rate, on held-out samples: the largest of many, so "
+        "they are too large. The gains above are of rows that no choice has seen."
     )
     if state.unscored:
-        named = [f"{client} ({why})" for client, why in state.unscored.items()]
-        note += f" Not in these scores: {', '.join(named)}."
-    return Section("Race", note, ("contestant", "gain in the race", "in the race"), tuple(rows))
+        note += f" Not in these: {', '.join(state.unscored)} (no validation samples)."
+    header = ("fold", "choice", "methods", "largest gains in the fold")
+    return Section("Choices", note, header, tuple(rows))
 
 
-def finalists_runs(contest: Contest) -> dict[str, list[RunFolder]]:
-    """Return the runs of the final by method."""
-    runs: dict[str, list[RunFolder]] = {}
-    for trial in contest.final_trials():
-        runs.setdefault(trial.who.method, []).append(contest.trials.read(trial))
-    return runs
-
-
-def _average(runs: Sequence[RunFolder], key: str, unit: str) -> str:
-    values = [run.numbers[key] for run in runs if key in run.numbers]
-    return metric_text(unit, float(np.mean(values)), unit=False) if values else "-"
+def gains_figure(contest: Contest, result: Outcome) -> Figure:
+    """Return the gains of the candidates with both intervals, and the clients' from the
+    largest to the smallest.
+    """
+    state = contest.state
+    unit = 100.0 if counts_in_points(state.measure) else 1.0
+    gains, own = result.gains, result.gains[CHOICE].clients
+    order = sorted(own, key=lambda k: -own[k][0])
+    few = len(order) <= MOST_NAMED
+    step = 0.7 if few else 24 / len(order)
+    height = (ROW * (len(gains) + 1 + step * len(order)) + 120) / 72
+    figure, (axes,) = panels(1, 1, (6.8, height))
+    theme = axes.theme
+    title(axes, f"Gain over training alone, {metric_name(state.measure)}")
+    names: list[tuple[float, str]] = []
+    place = 0.0
+    for method, one in gains.items():
+        mean, y = unit * one.mean, place
+        for interval, width, colour, label in (
+            (one.like, 2.0, theme.series[5], "sites like these, 95 %"),
+            (one.here, 5.0, theme.series[0], "these sites, 95 %"),
+        ):
+            ends = [unit * interval.low, unit * interval.high]
+            axes.line(ends, [y, y], colour, width, label=label * (not names), readable=False)
+        axes.dots([mean], [y], theme.ink, 7.0)
+        names.append((y, called(contest, method)))
+        place += 1.0
+    place += 0.2
+    for k in order:
+        value, error = (unit * number for number in own[k])
+        ends = [value - 2 * error, value + 2 * error]
+        first = k == order[0]
+        label = "a client, by the choice, two standard errors" * first
+        axes.line(
+            ends, [place, place], theme.series[1], 1.5 if few else 0.6, label=label, readable=False
+        )
+        axes.dots([value], [place], theme.series[1], 5.0 if few else 3.0)
+        if few:
+            names.append((place, k[:24]))
+        place += step
+    bottom = [-0.8, place]
+    axes.line([0, 0], bottom, theme.muted, 1.2, readable=False)
+    delta = unit * (state.price + state.delta)
+    axes.line([delta] * 2, bottom, theme.muted, 1.2, ":", label="what counts", readable=False)
+    axes.y.down, axes.y.grid, axes.y.low, axes.y.high = True, False, *bottom
+    axes.y.ticks = [y for y, _ in names], [name for _, name in names]
+    axes.x.label = "points" if unit > 1 else metric_name(state.measure)
+    legend(figure, axes)
+    return figure
 
 
 def winners_settings(contest: Contest, result: Outcome) -> dict[str, Any]:
-    """Return the settings of the verdict's method, of training alone if that is the
-    verdict.
-    """
-    method = LOCAL if result.verdict.kind == ALONE else result.verdict.method
-    who = Contestant(method, contest.state.finalists[method])
-    trial = Trial(who, contest.seed, contest.trials.rounds, final=True)
-    config = {**contest.trials.full(method), **contest.trials.config(trial)}
+    """Return the settings of the recommended method."""
+    who = Contestant(result.method, rate_of(contest, result.method))
+    trial = Trial(who, 0, contest.trials.rounds, final=True)
+    config = {**contest.trials.full(who.method), **contest.trials.config(trial)}
     left_out = (*OF_TRIALS, score_on(contest.trials.base))
     return {key: value for key, value in config.items() if key not in left_out}
 
@@ -178,7 +193,7 @@ def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
     """Return the commands that use the winner's settings."""
     file = contest.trials.out / WINNER
     lines = [("repeat it here", f"fedapps run {file} --engine inline")]
-    if result.verdict.kind != ALONE:
+    if result.method != LOCAL:
         deploy = f"fedapps run {file} --engine deployment --deployment DIR"
         lines.append(("run it on sites (docs/deployment.md)", deploy))
     return lines
@@ -187,28 +202,24 @@ def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
 def write_verdict(contest: Contest) -> tuple[Outcome, str]:
     """Write verdict.html and the winner's settings; return the result and its text."""
     result = outcome(contest)
-    text, out = verdict_text(contest, result), contest.trials.out
+    text, out, state = verdict_text(contest, result), contest.trials.out, contest.state
     write_text(out / WINNER, to_toml(winners_settings(contest, result)))
-    folders = [run.path for runs in finalists_runs(contest).values() for run in runs]
-    pictures = charts(plots(COMPARISON), compared(folders).shown.groups)
-    state = contest.state
+    tried = [
+        (f"fold {number + 1}, {method}", ", ".join(f"{r}: {s:.4g}" for r, s in rates.items()))
+        for number, one in enumerate(state.ended)
+        for method, rates in one["tried"].items()
+    ]
+    picture = chart("gains", "Gains over training alone", gains_figure(contest, result))
     body = [
         html.header("Which method?", str(state.given.get("data.source", "")), "", "", ""),
         html.paragraph(text),
+        picture,
         *(section.as_html() for section in sections(contest, result)),
         html.heading("Use it"),
         html.pairs(commands(contest, result)),
-        *([html.heading("Plots"), *pictures.values()] if pictures else []),
         html.heading("Details"),
         html.collapsible("Settings of all runs", "", html.pairs(sorted(state.given.items()))),
-        html.collapsible(
-            "Rates tried, with their scores on validation samples",
-            "",
-            html.pairs(
-                (method, ", ".join(f"{rate}: {score:.4g}" for rate, score in tried.items()))
-                for method, tried in state.tried.items()
-            ),
-        ),
+        html.collapsible("Rates tried, with their held-out scores", "", html.pairs(tried)),
     ]
     write_text(out / "verdict.html", html.page("Which method?", body))
     write_text(out / "verdict.txt", text + "\n")

@@ -1,6 +1,8 @@
-"""The plan of a contest: its grids and seeds, and about how long they take."""
+"""The plan of a contest: grids of rates, lengths of the stages, and about how long they
+take.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
@@ -9,14 +11,14 @@ from fedapps.lab.contests.trials import AVERAGE, FINETUNE, LOCAL, PARTS, has_rat
 
 #: The methods that are never dropped.
 KEPT = (LOCAL, AVERAGE, FINETUNE)
+#: The one method beside them of a contest with little time: the first that can run.
+ONE_MORE = ("histogram-boosting", "superfed-mm")
 #: Exponents of 10 of the rates: of training alone around the task's own rate, of the
 #: others around the best of training alone, and how far a grid is extended.
 ALONE_GRID = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
-GRID = (-0.75, -0.25, 0.25, 0.75)
+GRID = (-0.5, 0.0, 0.5)
 STEP = 0.5
-FIRST_SEEDS, MOST_SEEDS, FINAL_SEEDS = 3, 10, 5
-#: Share of the budget after which no step of the race begins.
-RACE_ENDS = 0.6
+FOLDS = 5
 MARGIN = 1.1
 
 
@@ -25,52 +27,48 @@ def grid(method: str, centre: float, exponents: Iterable[float]) -> list[float]:
     return [centre * 10**e for e in exponents] if has_rate(method) else [0.0]
 
 
-def seconds(state: State, method: str, rounds: int, evaluations: int = 1) -> float:
+def small(methods: Sequence[str]) -> list[str]:
+    """Return the methods of a contest with little time."""
+    more = [name for name in ONE_MORE if name in methods][:1]
+    return [name for name in methods if name in (*KEPT, *more)]
+
+
+def seconds(state: State, method: str, rounds: float, evaluations: int = 1) -> float:
     """Return about how long a run of a method takes."""
     each, evaluation = state.costs.get(method) or map(max, *state.costs.values(), (0.0, 0.0))
     return state.start_seconds + rounds * each + evaluations * evaluation
 
 
-def wall_seconds(state: State, jobs: int, missing: Iterable[tuple[str, int]]) -> float:
-    """Return about how long these rounds of these methods take, each in a run."""
-    work = [seconds(state, method, rounds) for method, rounds in missing]
-    return sum(work) / jobs + max(work, default=0.0) * (jobs > 1)
-
-
-def stage_seconds(state: State, jobs: int, rounds: int) -> tuple[float, float, float]:
-    """Return about how long the rates, the first step of the race and the final take,
-    in which the dearest method may lead.
+def fold_seconds(state: State, methods: Sequence[str], jobs: int, rounds: int) -> float:
+    """Return about how long a fold takes: the rates of all, and then half of those who
+    are left until a quarter, half and all of the rounds, and the finalists once more.
     """
-    grids = {m: len(GRID) if has_rate(m) else 1 for m in state.methods if m != LOCAL}
-    first = len(ALONE_GRID) * seconds(state, LOCAL, rounds)
-    first += sum(n * seconds(state, m, rounds // PARTS) for m, n in grids.items())
-    race = FIRST_SEEDS * sum(
-        min(grids.get(m, 1), 2) * seconds(state, m, rounds // 4) for m in state.methods
-    )
-    finalists = [seconds(state, m, rounds, 4) for m in KEPT]
-    finalists += [max(seconds(state, m, rounds, 4) for m in state.methods)]
-    return first / jobs, race / jobs, FINAL_SEEDS * sum(finalists) / jobs
+    costs = sorted(seconds(state, m, rounds) for m in methods)
+    eighth = {m: seconds(state, m, rounds / PARTS) for m in methods}
+    work = len(ALONE_GRID) * eighth[LOCAL]
+    work += sum(len(GRID if has_rate(m) else "1") * eighth[m] for m in methods if m != LOCAL)
+    n = 2 * len(methods)
+    for share in (1 / 8, 1 / 4, 1 / 2):
+        work += n * share * sum(costs) / len(costs)
+        n = max(n // 2, len(KEPT))
+    finalists = [seconds(state, m, rounds) for m in KEPT]
+    return (work + sum(finalists) + costs[-1]) / jobs
 
 
-def affordable_rounds(state: State, jobs: int, most: int) -> int:
-    """Return the most rounds, a multiple of ``PARTS``, with which the contest keeps to
-    its budget. Raises ``UserError`` if there are none.
+def planned(state: State, jobs: int, most: int) -> tuple[list[str], int, int]:
+    """Return methods, folds and rounds that keep to the budget: rather fewer rounds
+    (down to half) than fewer folds, rather fewer folds than few methods. Raises
+    ``UserError`` if even the smallest contest takes longer.
     """
-    for rounds in range(most, 0, -PARTS):
-        rates, race, final = stage_seconds(state, jobs, rounds)
-        least = MARGIN * max((rates + race) / RACE_ENDS, rates + race + final)
-        if least <= state.budget:
-            return rounds
+    few = small(state.methods)
+    choices = [(state.methods, 5), (state.methods, 3), (few, 5), (few, 3), (few, 2)]
+    for place, (methods, folds) in enumerate(choices):
+        least = PARTS if place == len(choices) - 1 else max(PARTS, most // 2 // PARTS * PARTS)
+        for rounds in range(most, least - 1, -PARTS):
+            wanted = MARGIN * folds * fold_seconds(state, methods, jobs, rounds)
+            if not state.budget or wanted + state.elapsed <= state.budget:
+                return list(methods), folds, rounds
     raise UserError(
-        f"a budget of {seconds_text(state.budget)}: even with {PARTS} rounds the contest takes "
-        f"about {seconds_text(least)}: raise it, or name fewer methods"
-    )
-
-
-def described(state: State, jobs: int) -> str:
-    """Return what the stages will take, as text."""
-    rates, race, final = stage_seconds(state, jobs, state.rounds)
-    return (
-        f"rates about {seconds_text(rates)}, race {seconds_text(race)} or more, final "
-        f"{seconds_text(final)}, of {seconds_text(state.budget)}"
+        f"a budget of {seconds_text(state.budget)}: even with {PARTS} rounds, two folds and "
+        f"{len(few)} methods the contest takes about {seconds_text(wanted)}: raise it"
     )

@@ -1,5 +1,5 @@
 """A whole contest in the sweeps' pool, for ``fedapps contest`` and ``fedapps.contest``:
-who takes part, what a round costs, how many rounds the budget allows.
+who takes part, what is measured, what a round costs, what the budget allows.
 """
 
 import time
@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.contest import Contest
 from fedapps.lab.contests.page import write_verdict
-from fedapps.lab.contests.plan import KEPT, affordable_rounds, described
+from fedapps.lab.contests.plan import FOLDS, KEPT, planned
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
     LOCAL,
@@ -22,19 +24,31 @@ from fedapps.lab.contests.trials import (
     Trial,
     Trials,
     assembled,
+    names_its_test,
     portfolio,
     score_on,
+    unscored,
 )
 from fedapps.lab.contests.verdict import Outcome
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
+from fedapps.lab.sweeps.plan import without_reserved
 from fedapps.lab.sweeps.pool import Pool
 from fedapps.notes import each_once
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import with_defaults
 
 #: Settings that a contest chooses itself.
-RESERVED = ("method", "train.learning-rate", "evaluate-every", "checkpoint-every", "until", "out")
+RESERVED = (
+    *("method", "train.learning-rate", "evaluate-every", "checkpoint-every", "until", "out"),
+    *("data.folds", "data.fold", "data.test-rows", "num-new-clients"),
+)
 PILOT_ROUNDS = 3
 #: Share of the validation samples, the same for all methods.
 VALIDATION = 0.2
+#: More whole numbers than this are predicted as numbers, fewer are classes.
+MOST_CLASSES = 20
+#: A class with a larger share of the rows makes the accuracy a poor measure.
+LARGEST = 0.7
 
 
 def run_contest(
@@ -44,6 +58,8 @@ def run_contest(
     way: Way,
     budget: float = 1800.0,
     methods: Sequence[str] | None = None,
+    delta: float = 0.0,
+    price: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Contest, Outcome, str]:
     """Run or continue the contest in ``out``; write and return its verdict. ``way``:
@@ -63,6 +79,8 @@ def run_contest(
                 budget=budget,
                 methods=PORTFOLIO if methods is None else methods,
                 jobs=jobs,
+                delta=delta,
+                price=price,
                 say=say,
             )
             contest.run()
@@ -74,18 +92,37 @@ def base_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of all runs, with those that a contest fills in. Raises
     ``UserError``.
     """
-    if "data.source" in given:  # the default task has a data set of its own
-        given = {"task": "classification", **given}
+    if "data.source" in given and "task" not in given:
+        given = {"task": task_of(given), **given}
     scored = score_on(given)
     for key in (*RESERVED, scored):
         if key in given:
             raise UserError(f"{key}: a contest chooses it: leave it out")
     if given.get("data.split-seed", "0") == "seed":
         raise UserError(
-            "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
-            "choose a number"
+            "data.split-seed = 'seed': the folds of a contest must share their rows: choose a "
+            "number"
         )
     return {f"{scored.partition('.')[0]}.validation": VALIDATION, **given}
+
+
+def task_of(given: Mapping[str, Any]) -> str:
+    """Return the task of a data set: ``regression`` for a table whose label is a
+    number, ``tabular`` for one with classes, else ``classification``.
+    """
+    for name in ("regression", "tabular"):
+        try:
+            task: Any = build_task(with_defaults({**given, "task": name, "method": LOCAL}))
+            if not task.is_table:
+                break
+        except UserError:
+            continue
+        if name == "tabular":
+            return name
+        y = task.targets
+        if (y != np.round(y)).any() or len(np.unique(y)) > MOST_CLASSES:
+            return name
+    return "classification"
 
 
 def start(
@@ -96,18 +133,19 @@ def start(
     budget: float = 0.0,
     methods: Sequence[str] = PORTFOLIO,
     jobs: int = 1,
-    most_seeds: int = 10,
+    delta: float = 0.0,
+    price: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Contest:
     """Return the contest in ``out``: the one that is there, or a new one, whose cost
     is measured and reported. Raises ``UserError``.
 
     ``given``: settings of all runs. ``budget``: seconds, 0: no limit. ``jobs``: runs at
-    a time. ``most_seeds``: of the race.
+    a time. ``delta``: the gain that counts, 0: the usual one. ``price``: of federation,
+    in the measure's units.
     """
     given = base_of(given)
     began = time.monotonic()
-    known, left_out, full, unscored = portfolio(given, methods)
     asked = {"given": dict(given), "methods": list(methods)}
     if (state := load_state(out)) is not None:
         if state.asked != asked:
@@ -116,50 +154,79 @@ def start(
                 "delete that folder"
             )
         state.budget = budget
-        contest = Contest(state, Trials(given, out, state.rounds, execute), say, jobs)
+        contest = Contest(state, trials_of(state, given, out, execute), say, jobs)
         contest.say(f"going on after {seconds_text(state.elapsed)} in {out}")
         return contest
+    known, left_out, settings, task = portfolio(given, methods)
     out.mkdir(parents=True, exist_ok=True)
-    for name, reason in {**left_out, **unscored}.items():
-        say(f"{name} is left out{' of the race' * (name in unscored)}: {reason}")
+    full, total = without_reserved(settings), settings.num_clients
+    named = unscored(task, total)
+    for name, reason in {**left_out, **named}.items():
+        say(f"{name} is left out{' of the choice' * (name in named)}: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
-    state = State(asked, full, most, budget, known, left_out, unscored=unscored)
-    state.most_seeds = most_seeds
+    measure, why, usual = measure_of(task, total)
+    state = State(asked, full, most, budget, known, left_out=left_out, unscored=named)
+    state.measure, state.why, state.delta, state.price = measure, why, delta or usual, price
+    state.same_rows, state.folds = names_its_test(task, total), FOLDS
+    say(f"measure: {measure}, {why}")
     if budget:
         measure_costs(state, given, out / "pilot", execute, jobs)
-        state.rounds = affordable_rounds(state, jobs, most)
-    if state.rounds != full["num-rounds"]:
-        say(f"{state.rounds} rounds instead of num-rounds = {full['num-rounds']}")
-    contest = Contest(state, Trials(given, out, state.rounds, execute), say, jobs)
-    if budget:
-        say(f"{len(state.methods)} methods, {jobs} runs at a time: {described(state, jobs)}")
-    state.elapsed = time.monotonic() - began
+        state.elapsed = time.monotonic() - began
+        state.methods, state.folds, state.rounds = planned(state, jobs, most)
+        for name in set(known) - set(state.methods):
+            state.left_out[name] = "the budget is too small"
+        say(
+            f"{len(state.methods)} methods, {state.folds} folds, {state.rounds} rounds, {jobs} "
+            f"runs at a time, in {seconds_text(budget)}"
+        )
+    contest = Contest(state, trials_of(state, given, out, execute), say, jobs)
     contest.save()
     return contest
+
+
+def trials_of(state: State, given: Mapping[str, Any], out: Path, execute: Execute) -> Trials:
+    """Return the trials of a contest."""
+    return Trials(given, out, state.rounds, 0 if state.same_rows else state.folds, execute)
+
+
+def measure_of(task: Any, total: int) -> tuple[str, str, float]:
+    """Return the leading measure, the reason, and the gain that counts: one point, or
+    2 % of the error that predicting each client's mean has.
+    """
+    if task.name == "survival":
+        return "concordance", "since times are ranked", 0.01
+    if (y := getattr(task, "targets", None)) is not None:
+        errors = [np.sqrt(y[rows].var(0).mean()) for rows in task.partition(total)]
+        return "rmse", "since numbers are predicted", 0.02 * float(np.mean(errors))
+    labels = getattr(getattr(task, "samples", None), "labels", None)
+    if labels is None:
+        return "accuracy", "the share of right answers", 0.01
+    counts = np.bincount(np.concatenate([labels[rows] for rows in task.partition(total)]))
+    share = counts.max() / counts.sum()
+    said = f"the largest class has {100 * share:.0f} % of the rows"
+    if (counts > 0).sum() == 2:
+        return "auroc", f"which {100 * share:.0f} % of one class cannot flatter", 0.01
+    return ("macro-recall" if share > LARGEST else "accuracy"), f"since {said}", 0.01
 
 
 def measure_costs(
     state: State, given: Mapping[str, Any], out: Path, execute: Execute, jobs: int
 ) -> None:
-    """Measure what a round of each method costs, and what a run costs beside its
-    rounds.
+    """Measure what a round of training alone, FedAvg and fine-tuning costs, and what a
+    run costs beside its rounds; others count as the dearest of them.
     """
-    pilot = Trials(given, out, PARTS, execute)
+    pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
-    pilot.run(Trial(Contestant(LOCAL), seed, 1) for seed in range(1, jobs + 1))
-    trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in state.methods]
+    pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))
+    trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in KEPT]
     began = time.monotonic()
     pilot.run(trials)
     wall, work = time.monotonic() - began, 0.0
     for trial in trials:
         if trial.folder in pilot.errors:
-            if trial.who.method in KEPT:
-                raise UserError(f"{trial.who.method}: {pilot.errors[trial.folder]}")
-            state.left_out[trial.who.method] = pilot.errors[trial.folder]
-            state.methods.remove(trial.who.method)
-            continue
+            raise UserError(f"{trial.who.method}: {pilot.errors[trial.folder]}")
         work += pilot.read(trial).numbers["seconds"]
     state.costs |= pilot.costs
     state.start_seconds = max(wall * min(jobs, len(trials)) - work, 0.0) / len(trials)

@@ -21,23 +21,26 @@ class State:
     rounds: int
     budget: float
     methods: list[str]
+    #: How many folds there may be, and whether all are tested on the same rows, which
+    #: the data name.
+    folds: int = 5
+    same_rows: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     elapsed: float = 0.0
+    #: The leading measure, why it is that, and the gain that counts.
     measure: str = ""
-    delta: float = 0.0
-    rates: dict[str, list[float]] = field(default_factory=dict)
-    tried: dict[str, dict[str, float]] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)
-    #: Clients that are not in the race's scores, with the reason.
+    why: str = ""
+    delta: float = 0.01
+    price: float = 0.0
+    #: Of each fold that has ended: the methods that took part, the rates tried with
+    #: their gains, the finalists with their rates, the choice, the gains on validation
+    #: samples, the seconds.
+    ended: list[dict[str, Any]] = field(default_factory=list)
+    #: The mean score of each trial and round on held-out samples, and of how many
+    #: clients.
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    #: Clients that are not in the scores by which methods are chosen, with the reason.
     unscored: dict[str, str] = field(default_factory=dict)
-    most_seeds: int = 10
-    begun: int = -1
-    race_seeds: list[int] = field(default_factory=list)
-    race_ended: bool = False
-    finalists: dict[str, float] = field(default_factory=dict)
-    leader: str = ""
-    race_gains: dict[str, float] = field(default_factory=dict)
     done: bool = False
     costs: dict[str, list[float]] = field(default_factory=dict)
     start_seconds: float = 0.0

@@ -1,11 +1,12 @@
-"""The runs of a contest: contestants, trials, and the clients' scores of a trial.
+"""The runs of a contest: contestants, trials, and what each test row of a trial had.
 
 A trial is one run in ``cells/`` of the contest's folder. It is paused after its round
 ``until`` and lengthened later, under the same settings: ``num-rounds`` is what
-schedules go by. All but the trials of the final are scored on held-out samples
-(``data.score-on``): half of each client's validation samples. Methods choose epochs or
-lambda by the other half, so no score flatters them. Test samples are read in the final
-only.
+schedules go by. In fold f every client is tested on part f of its rows
+(``data.folds``). All trials but those of the end of a fold are scored on held-out
+samples of the rest (``data.score-on``): half of each client's validation samples.
+Methods choose epochs or lambda by the other half, so no score flatters them. Where the
+data name their own test samples, a fold is another seed instead.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -14,23 +15,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from fedapps.algorithms.common.measures import lower_is_better
+from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab.client_samples import names_of
-from fedapps.lab.results.simultaneous import Table
+from fedapps.lab.contests.rows import Rows, read_rows
 from fedapps.lab.sweeps.plan import without_reserved
 from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, run_one
 from fedapps.methods import find_method
 from fedapps.notes import each_once
-from fedapps.records.measures import MARK
-from fedapps.records.reader import RunFolder, is_number, read_run
+from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.rounds import status_of
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import check_used, chosen
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task
+from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
@@ -58,8 +57,6 @@ HELD_OUT = "held-out"
 PARTS = 8
 
 Execute = Callable[[Sequence[PlannedRun]], Iterable[Ended]]
-#: The score of each client, higher is better.
-Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -76,21 +73,21 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a contestant with a seed, until a round; ``final``: scored on the test
-    samples.
+    """A run of a contestant in a fold, until a round; ``final``: scored on the fold's
+    test rows.
     """
 
     who: Contestant
-    seed: int
+    fold: int
     until: int
     final: bool = False
 
     @property
     def folder(self) -> str:
         """The name of its folder, which does not depend on the round."""
-        stage = "final" if self.final else "race"
+        stage = "test" if self.final else "choice"
         rate = f"_rate-{self.who.rate:.4g}" if self.who.rate else ""
-        return f"{stage}_{self.who.method}{rate}_seed-{self.seed}"
+        return f"fold-{self.fold}_{stage}_{self.who.method}{rate}"
 
 
 def in_process(runs: Sequence[PlannedRun]) -> Iterator[Ended]:
@@ -104,15 +101,17 @@ def in_process(runs: Sequence[PlannedRun]) -> Iterator[Ended]:
 
 @dataclass
 class Trials:
-    """Executes trials and reads their scores. ``base``: the settings of all runs.
-    ``rounds``: of a whole run, a multiple of ``PARTS``. ``ended(trial, error)`` is
-    called after each trial. ``held_out``: clients that train like all others, and whose
-    scores no stage reads.
+    """Executes trials and reads their rows. ``base``: the settings of all runs.
+    ``rounds``: of a whole run, a multiple of ``PARTS``. ``folds``: of the rows, 0 where
+    the data name their own test samples. ``ended(trial, error)`` is called after each
+    trial. ``held_out``: clients that train like all others, and whose rows no stage
+    reads.
     """
 
     base: Mapping[str, Any]
     out: Path
     rounds: int
+    folds: int
     execute: Execute
     ended: Callable[[Trial, str], None] = lambda trial, error: None
     errors: dict[str, str] = field(default_factory=dict)
@@ -120,19 +119,23 @@ class Trials:
     #: Seconds of a round and of an evaluation by method, of its newest trial.
     costs: dict[str, list[float]] = field(default_factory=dict)
     _checked: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _scores: dict[tuple[Trial, str], Scores] = field(default_factory=dict)
+    #: The rows that have been read.
+    kept: dict[Trial, Rows] = field(default_factory=dict)
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial that the contest chooses, but ``until``."""
         config: dict[str, Any] = {
             "method": trial.who.method,
-            "seed": trial.seed,
+            "seed": int(self.base.get("seed", 0)) + trial.fold,
             "num-rounds": self.rounds,
-            # a pause is evaluated; the final's curves have four points
-            "evaluate-every": self.rounds // 4 if trial.final else self.rounds,
+            # a pause is evaluated
+            "evaluate-every": self.rounds,
             "checkpoint-every": self.rounds // PARTS,
-            score_on(self.base): "test-halves" if trial.final else HELD_OUT,
+            "data.test-rows": True,
+            score_on(self.base): "test" if trial.final else HELD_OUT,
         }
+        if self.folds:
+            config |= {"data.folds": self.folds, "data.fold": trial.fold}
         if trial.who.rate:
             config[RATE] = trial.who.rate
         return config
@@ -204,32 +207,20 @@ class Trials:
         run = read_run(self.out / "cells" / trial.folder)
         return replace(run, clients=[c for c in run.clients if c["client"] not in self.held_out])
 
-    def scores(self, trial: Trial, measure: str) -> Scores:
-        """Return the score of each client; {} for a failed trial."""
+    def rows(self, trial: Trial) -> Rows:
+        """Return what each test row of each client had; {} for a failed trial."""
         if trial.folder in self.errors:
             return {}
-        if (trial, measure) not in self._scores:
-            self._scores[trial, measure] = scores_of(self.read(trial), measure)
-        return self._scores[trial, measure]
-
-    def newcomers(self, trial: Trial) -> set[str]:
-        """Return the clients that take no part with this seed (``num-new-clients``)."""
-        return {str(row["client"]) for row in self.read(trial).clients if row.get(MARK)}
-
-
-def scores_of(run: RunFolder, measure: str) -> Scores:
-    """Return the scores of the clients that have one, higher is better."""
-    sign = -1.0 if lower_is_better(measure) else 1.0
-    return {
-        str(row["client"]): sign * float(row[measure])
-        for row in run.clients
-        if is_number(row.get(measure)) and np.isfinite(row[measure])
-    }
-
-
-def as_table(scores: Mapping[int, Scores], clients: Sequence[str]) -> Table:
-    """Return scores as a table (S, K); NaN where a client has none."""
-    return np.array([[own.get(k, np.nan) for k in clients] for own in scores.values()])
+        if trial not in self.kept:
+            folder = self.out / "cells" / trial.folder
+            found = read_rows(folder / f"{ROWS}.csv")
+            if not found and (folder / "clients.csv").exists():
+                raise UserError(
+                    f"{folder}: no results of single rows: the score of a task of your own has to "
+                    "add clients.base.scores.row_results"
+                )
+            self.kept[trial] = {k: rows for k, rows in found.items() if k not in self.held_out}
+        return self.kept[trial]
 
 
 def assembled(base: Mapping[str, Any], method: str) -> tuple[Settings, Task]:
@@ -249,21 +240,19 @@ def score_on(base: Mapping[str, Any]) -> str:
 
 def portfolio(
     base: Mapping[str, Any], methods: Sequence[str] = PORTFOLIO
-) -> tuple[list[str], dict[str, str], dict[str, Any], dict[str, str]]:
-    """Return the methods that can run with these settings, why the others cannot, the
-    settings in full, and the clients that the race cannot score. Raises ``UserError``
-    if training alone or FedAvg cannot run, or if no method uses a setting.
+) -> tuple[list[str], dict[str, str], Settings, Task]:
+    """Return the methods that can run with these settings, why the others cannot, and
+    settings and task of training alone. Raises ``UserError`` if that or FedAvg cannot
+    run, or if no method uses a setting.
     """
     known, left_out = [], {}
-    net: Any = None
-    full: dict[str, Any] = {}
-    unscored: dict[str, str] = {}
+    alone: tuple[Settings, Task] | None = None
     used: set[str] = set()
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
             # asked of training alone's net, before a run of fedbn would say so, too
-            if method == "fedbn" and not _normalises(net):
+            if method == "fedbn" and alone and not _normalises(alone[1]):
                 raise UserError("the net has no normalisation layer, so it would be fedavg")
             settings, task = assembled(base, method)
         except (UserError, ValueError) as error:
@@ -273,15 +262,16 @@ def portfolio(
             continue
         known.append(method)
         used |= settings.flat().keys()
-        if not full:
-            full, unscored = without_reserved(settings), _unscored(task, settings)
-            net = task
+        alone = alone or (settings, task)
     check_used(base, used)
-    return known, left_out, full, unscored
+    assert alone is not None
+    return known, left_out, *alone
 
 
-def _unscored(task: Task, settings: Settings) -> dict[str, str]:
-    total = settings.num_clients
+def unscored(task: Task, total: int) -> dict[str, str]:
+    """Return the clients that have no validation samples, by which methods are
+    chosen.
+    """
 
     def scored(k: int) -> int:
         if isinstance(task, SplitsSamples):
@@ -296,6 +286,11 @@ def _normalises(task: Any) -> bool:
     from fedapps.algorithms.common.modules import normalisation
 
     return bool(normalisation(task.work_model()))
+
+
+def names_its_test(task: Any, num_clients: int) -> bool:
+    """Return whether the data, and not folds, say what clients are tested on."""
+    return not isinstance(task, DealtSamples) or task.own_test(num_clients)
 
 
 def has_rate(method: str) -> bool:

@@ -1,144 +1,210 @@
-"""The verdict of a contest: the gains of the finalists, and one paragraph."""
+"""The verdict of a contest: gains over training alone, a recommendation with its price,
+and one paragraph of plain words.
+
+With the expected gain g of the choice (an interval for these sites), delta (the gain
+that counts) and the price c of federation, both in the measure's units:
+
+    use          the lower bound is above c: "worth it" above c + delta, else "small"
+    alone        every upper bound is below c + delta
+    either       otherwise: the one whose expected regret is smaller, with the chance
+                 that it is the wrong one, and by how much then
+
+The expected regret of the method is E max(c - g, 0), that of training alone
+E max(g - c, 0), of a normal law with the interval.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedapps.clients.base.scores import HALF
+import numpy as np
+
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, metric_name, metric_text
-from fedapps.lab.contests.contest import Contest
-from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table
-from fedapps.lab.results.seeds import Interval
-from fedapps.lab.results.simultaneous import (
-    ALONE,
-    FEDERATE,
-    Decision,
-    Table,
-    at_these_sites,
-    decide,
-    simultaneous,
-)
+from fedapps.lab.contests.contest import CHOICE, Contest
+from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, measured
+from fedapps.lab.contests.trials import LOCAL
 
+USE, ALONE, EITHER = "use", "alone", "either"
 #: At most this many clients are named.
 FEW = 8
+#: More rows than this many times are not worth naming.
+MOST_TIMES = 20
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a finished contest. ``scores``: of each finalist, (S, K), at
-    ``clients``, NaN where one takes no part with a seed; ``gains``: over training
-    alone; ``here``: intervals for these sites with other seeds and test samples;
-    ``like``: for sites like these. Either hold together for all finalists.
-    ``diverged``: the clients where a finalist has no score; they are in no mean.
+    """The result of a finished contest. ``kind``: "use", "alone" or "either";
+    ``method``: the recommended one, "local" or a federated one. ``leader``: the
+    federated method that most folds chose. ``gains``: of the choice and of each method
+    that was tested in all folds. ``scores``: their measures, of training alone and of
+    the trivial predictor, means over clients. ``missing``: clients in no mean, with the
+    reason.
     """
 
-    verdict: Decision
-    scores: Mapping[str, Table]
-    gains: Mapping[str, Table]
-    here: Mapping[str, Interval]
-    like: Mapping[str, Interval]
-    clients: Sequence[str]
-    diverged: Mapping[str, str]
+    kind: str
+    method: str
+    leader: str
+    gains: Mapping[str, Gain]
+    scores: Mapping[str, float]
+    missing: Mapping[str, str]
 
 
 def outcome(contest: Contest) -> Outcome:
-    """Return the result of a contest whose final has ended. Raises ``RunFailed`` if
+    """Return the result of a contest whose folds have ended. Raises ``RunFailed`` if
     fewer than two clients have a score of all finalists.
     """
-    by_seed = contest.final_scores()
-    new = {t.seed: contest.trials.newcomers(t) for t in contest.final_trials()}
-    everyone = sorted({k for runs in by_seed.values() for own in runs.values() for k in own})
-    diverged = {}
+    state, tested = contest.state, contest.tested()
+    everyone = sorted({k for folds in tested.values() for rows in folds for k in rows})
+    missing = {}
     for k in everyone:
-        lost = {
-            m: sum(k not in own and k not in new[s] for s, own in runs.items())
-            for m, runs in by_seed.items()
-        }
-        if any(lost.values()):
-            counts = ", ".join(f"{m} {n} of {len(new)} seeds" for m, n in lost.items() if n)
-            diverged[k] = f"{k} ({counts})"
-    clients = [k for k in everyone if k not in diverged]
+        lost = [m for m, folds in tested.items() if not _in_all(k, folds, tested[LOCAL])]
+        rows = [[fold[k] for fold in folds if k in fold] for folds in tested.values()]
+        if lost:
+            missing[k] = f"{', '.join(m for m in lost if m != CHOICE) or CHOICE} diverged"
+        elif not np.isfinite(measured(rows[0], state.measure)[0]):
+            missing[k] = f"no {metric_name(state.measure)} of its rows"
+    clients = [k for k in everyone if k not in missing]
     if len(clients) < 2:
         raise RunFailed(
-            f"the final has {len(clients)} clients with a score of all finalists, 2 are needed; "
-            f"diverged: {_named(diverged)}"
+            f"{len(clients)} clients have a score of all finalists, 2 are needed; not: "
+            f"{named(missing)}"
         )
-    scores = {m: as_table(runs, clients) for m, runs in by_seed.items()}
-    gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
-    half = {m: as_table(runs, clients) for m, runs in contest.final_scores(HALF).items()}
-    halves = {m: half[m] - half[LOCAL] for m in gains}
-    verdict = decide(gains, halves, contest.state.leader, contest.state.delta, FINETUNE)
-    here, like = at_these_sites(gains, halves), simultaneous(gains)
-    return Outcome(verdict, scores, gains, here, like, clients, diverged)
+    gains = {
+        m: gain(folds, tested[LOCAL], clients, state.measure, state.same_rows)
+        for m, folds in tested.items()
+        if m != LOCAL
+    }
+    scores = {m: _mean(folds, clients, state.measure) for m, folds in tested.items()}
+    if not state.same_rows:
+        scores["trivial"] = _trivial(tested[LOCAL], clients, state.measure)
+    kind, better = decided(gains, state.delta, state.price)
+    return Outcome(
+        kind, leader(contest) if better else LOCAL, leader(contest), gains, scores, missing
+    )
 
 
-def _named(diverged: Mapping[str, str]) -> str:
-    return ", ".join([*diverged.values()][:FEW]) + ", ..." * (len(diverged) > FEW)
+def decided(gains: Mapping[str, Gain], delta: float, price: float = 0.0) -> tuple[str, bool]:
+    """Return the kind of the verdict, and whether it recommends the choice."""
+    ours = gains[CHOICE]
+    if all(one.here.high < price + delta for one in gains.values()):
+        return ALONE, False
+    if ours.here.low > price:
+        return USE, True
+    of_method, of_alone = ours.regret(price)
+    return EITHER, of_method < of_alone
+
+
+def leader(contest: Contest) -> str:
+    """Return the method that most folds chose; of several the one with the larger gains
+    on the samples that it was chosen by.
+    """
+    ended = contest.state.ended
+    chosen: list[str] = [one["choice"] for one in ended]
+    best = [max(one["gains"].values()) for one in ended]
+    total = {m: sum(b for b, c in zip(best, chosen, strict=True) if c == m) for m in chosen}
+    return max(chosen, key=lambda m: (chosen.count(m), total[m]))
+
+
+def rate_of(contest: Contest, method: str) -> float:
+    """Return the middle one of the rates that folds chose for a method."""
+    rates = sorted(
+        one["finalists"][method] for one in contest.state.ended if method in one["finalists"]
+    )
+    return float(rates[len(rates) // 2])
+
+
+def _in_all(client: str, folds: Sequence[Rows], others: Sequence[Rows]) -> bool:
+    """Return whether a client has the same number of rows in each fold as with
+    others.
+    """
+    return all(
+        len(one.get(client, ())) == len(two.get(client, ()))
+        for one, two in zip(folds, others, strict=True)
+    )
+
+
+def _mean(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
+    own = (measured([fold[k] for fold in folds if k in fold], measure)[0] for k in clients)
+    return float(np.mean(list(own)))
+
+
+def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
+    """Return the mean measure of a predictor that knows a client's other folds' labels
+    only: it always answers the most frequent class, or the mean.
+    """
+    if measure in ("auroc", "concordance"):
+        return 0.5
+    values = []
+    for k in clients:
+        labels = [fold[k][:, 0] for fold in folds if k in fold]
+        guessed = []
+        for number, own in enumerate(labels):
+            rest = np.concatenate([one for f, one in enumerate(labels) if f != number] or [own])
+            if measure in ERRORS:
+                guessed.append(np.stack([own, own, (own - rest.mean()) ** 2], 1))
+            else:
+                found, counts = np.unique(rest, return_counts=True)
+                right = own == found[counts.argmax()]
+                guessed.append(np.stack([own, right, right], 1))
+        values.append(measured(guessed, measure)[0])
+    return float(np.mean(values))
+
+
+def named(missing: Mapping[str, str]) -> str:
+    """Return clients with reasons, the first ones."""
+    shown = [f"{k} ({why})" for k, why in list(missing.items())[:FEW]]
+    return ", ".join(shown) + ", ..." * (len(missing) > FEW)
 
 
 def verdict_text(contest: Contest, result: Outcome) -> str:
     """Return the verdict as one paragraph of plain words."""
-    state, verdict = contest.state, result.verdict
-    delta, s, k = size(state.measure, state.delta), *next(iter(result.gains.values())).shape
-    name = metric_name(state.measure)
-    if verdict.kind == FEDERATE:
-        one = result.here[verdict.method]
-        text = (
-            f"Federate, with {verdict.method}. At these sites it gains "
-            f"{size(state.measure, one.mean)} of {name} over training alone "
-            f"({between(state.measure, one.low, one.high)}), more than the {delta} that count as a "
-            "difference."
+    state, ours = contest.state, result.gains[CHOICE]
+    m, name, delta = state.measure, metric_name(state.measure), state.delta
+    bounds = f"{size(m, ours.mean)} of {name} ({between(m, ours.here.low, ours.here.high)})"
+    chance, cost = below(ours.mean, ours.deviation)
+    if result.kind == USE:
+        worth = ours.here.low > state.price + delta
+        text = f"Use {result.method}. At these sites it gains {bounds} over training alone: " + (
+            f"worth it, more than the {size(m, delta)} that count."
+            if worth
+            else f"a gain, but perhaps a small one: {size(m, delta)} count."
         )
-        if verdict.method != state.leader:
-            text += (
-                f" {state.leader} led the race, and {verdict.method} is within {delta} of it and "
-                "simpler."
-            )
-    elif verdict.kind == ALONE:
-        best = max(result.here, key=lambda m: result.here[m].high)
+    elif result.kind == ALONE:
+        best = max(result.gains, key=lambda one: result.gains[one].here.high)
         text = (
-            f"Train alone. At these sites no finalist gains more than {delta} of {name} over "
-            "training alone: the largest upper bound is "
-            f"{size(state.measure, result.here[best].high)} ({best})."
+            f"Train alone. At these sites nobody gains {size(m, delta)} of {name} over training "
+            f"alone: the largest upper bound is {size(m, result.gains[best].here.high)} ({best})."
         )
     else:
-        one = result.here[verdict.method]
-        more = " or ".join(
-            text
-            for number, text in (
-                (verdict.seeds, f"{verdict.seeds} more seeds"),
-                (verdict.samples, f"{verdict.samples} times the test samples"),
-            )
-            if number
-        )
+        if result.method == LOCAL:
+            chance, cost = below(-ours.mean, ours.deviation)
         text = (
-            f"Cannot tell. {verdict.method}, the leader of the race, gains "
-            f"{size(state.measure, one.mean)} of {name} over training alone "
-            f"({between(state.measure, one.low, one.high)}), and {delta} count as a difference. "
-            + (f"About {more} would tell." if more else "More seeds would not tell.")
+            f"Either will do. {result.leader} is expected to gain {bounds} over training alone: "
+            f"{'train alone' if result.method == LOCAL else 'use it'}, which is wrong with a "
+            f"chance of {100 * chance:.0f} %, and then by {size(m, cost)}."
         )
-    text += elsewhere(state.measure, result, state.delta)
-    text += f" {s} fresh seeds, {k} clients."
-    if result.diverged:
-        text += f" In no mean, since a finalist diverged there: {_named(result.diverged)}."
+        reach = (ours.here.high - ours.here.low) / 2
+        times = (reach / abs(ours.mean)) ** 2 if ours.mean else MOST_TIMES + 1
+        if times <= MOST_TIMES:
+            text += f" About {int(np.ceil(times))} times the rows would tell."
+    if state.price:
+        text += f" Federation has a price of {size(m, state.price)}."
+    chosen = [one["choice"] for one in state.ended]
+    if len(set(chosen)) > 1:
+        counts = {c: chosen.count(c) for c in sorted(set(chosen), key=lambda c: -chosen.count(c))}
+        text += f" The folds chose {', '.join(f'{c} {n} times' for c, n in counts.items())}."
+    text += f" Other sites like these: {between(m, ours.like.low, ours.like.high)}."
+    top = max(v for one, v in result.scores.items() if one != "trivial")
+    if "trivial" in result.scores and top < result.scores["trivial"]:
+        text = (
+            "Nothing that was tried is better than the trivial predictor, which always answers "
+            f"the same ({name} {metric_text(m, abs(result.scores['trivial']))}). {text}"
+        )
+    folds = f"{len(chosen)} of {state.folds} {'seeds' if state.same_rows else 'folds'}"
+    text += f" {folds}, {len(ours.clients)} clients; {name}, {state.why}."
+    if result.missing:
+        text += f" In no mean: {named(result.missing)}."
     return text
-
-
-def elsewhere(measure: str, result: Outcome, delta: float) -> str:
-    """Return what a decided verdict means for other sites like these."""
-    kind, method = result.verdict.kind, result.verdict.method
-    if kind not in (FEDERATE, ALONE):
-        return ""
-    if kind == ALONE:
-        most = max(one.high for one in result.like.values())
-        if most < delta:
-            return " The same holds for other sites like these."
-        return f" Other sites like these could gain up to {size(measure, most)}."
-    one = result.like[method]
-    gain = between(measure, one.low, one.high)
-    if one.low > delta:
-        return f" Other sites like these would gain more than that, too ({gain})."
-    return f" For other sites like these no such gain is shown ({gain})."
 
 
 def size(measure: str, value: float) -> str:

@@ -224,66 +224,6 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 
 
-def same_sites_variances(
-    table: NDArray[np.float64], half: NDArray[np.float64]
-) -> tuple[float, float, float] | None:
-    """Return the two parts of the variance of a table's mean, for the same clients with
-    other seeds and other test samples, and the degrees of freedom of the second.
-
-    ``table`` (S, K): the value of client k at seed s, on the same test samples with
-    every seed; ``half``: on half of these samples. NaN where a value is missing. The
-    parts are
-
-        s_a^2 / S,  with the variance s_a^2 between seeds, and
-        sum_k (h_k - y_k)^2 / K^2,
-
-    h and y the means over seeds. For a mean over n independent samples, of which half
-    are in h_k, h_k - y_k has the variance sigma^2 / n, like y_k itself (if a sample is
-    left over, a larger one). The variance of sum d_k^2, d = h - y, is about 2/3 sum
-    d_k^4, so that its degrees of freedom are 3 (sum d_k^2)^2 / sum d_k^4, at most one
-    for each client.
-
-    ``None`` with fewer than three seeds or two clients, or if a client has no half: its
-    test samples are the fewest, and their noise the largest.
-    """
-    present = np.isfinite(table).any(0)
-    table, apart = table[:, present], (half - table)[:, present]
-    s, k = table.shape
-    complete = np.isfinite(table).any(1).all() and np.isfinite(apart).any(0).all()
-    if s < ENOUGH or k < 2 or not complete:
-        return None
-    seeds = t_interval(np.nanmean(table, 1).tolist()).std ** 2 / s
-    squares = np.nanmean(apart, 0) ** 2
-    fourth = float((squares**2).sum())
-    df = min(k, 3 * float(squares.sum()) ** 2 / fourth) if fourth else k
-    return seeds, float(squares.mean()) / k, df
-
-
-def same_sites_interval(
-    table: NDArray[np.float64], half: NDArray[np.float64], level: float = 0.95
-) -> Interval | None:
-    """Return the mean over seeds and clients, with bounds for the same clients with
-    other seeds and other test samples; ``None`` without
-    :func:`same_sites_variances`.
-
-    Degrees of freedom are Satterthwaite's (1946). Coverage: ``benchmarks/contest.py
-    estimators``. A t interval over the seeds alone leaves out the test samples, and
-    is much too narrow.
-    """
-    from scipy.special import stdtrit  # imported here because it is slow to import
-
-    found = same_sites_variances(table, half)
-    if found is None:
-        return None
-    seeds, samples, own_df = found
-    over_seeds, s = t_interval(np.nanmean(table, 1).tolist(), level), len(table)
-    if not (variance := seeds + samples):
-        return over_seeds
-    df = variance**2 / (seeds**2 / (s - 1) + samples**2 / own_df)
-    reach, mean = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(variance), over_seeds.mean
-    return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
-
-
 def stands_out(name: Any, rows: Mapping[Any, Measured], smaller: bool = False) -> bool:
     """Return whether a setting is better than every other one for these sites and for
     sites like these.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import rows_by_person, scored
+from fedapps.data.partition import fold_rows, rows_by_person, scored
 from fedapps.data.samples import Categorical
 from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts, build_task
@@ -222,3 +222,82 @@ def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
         read_settings({"data.split-seed": -1})
     with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
         read_settings({"data.score-on": "validation", "data.validation": 0.0})
+
+
+# --- folds ----------------------------------------------------------------------------
+
+
+def in_folds(folds=5, **given):
+    """Return the parts of each client in each fold."""
+    job = {"task": "tabular", "num-clients": 4, "data.validation": 0.2, **given}
+    tasks = [
+        build_task(read_settings({**job, "data.folds": folds, "data.fold": fold}))
+        for fold in range(folds)
+    ]
+    return [[list(map(np.asarray, task.split(k, 4))) for task in tasks] for k in range(4)]
+
+
+@pytest.mark.parametrize("task", ["tabular", "classification", "regression"])
+def test_every_row_is_tested_on_in_one_fold_and_never_chosen_by_there(task):
+    given = {"task": task, **({"data.partition": "iid"} if task == "classification" else {})}
+    plain = build_task(read_settings({"num-clients": 4, "data.validation": 0.2, **given}))
+    for k, folds in enumerate(in_folds(**given)):
+        everything = sorted(np.concatenate(plain.split(k, 4)))
+        assert sorted(np.concatenate([test for _, _, test in folds])) == everything
+        sizes = {len(test) for _, _, test in folds}
+        assert max(sizes) - min(sizes) <= 1
+        for train, validation, test in folds:
+            assert sorted(np.concatenate([train, validation, test])) == everything
+            assert len(validation) == pytest.approx(0.2 * len(everything), abs=1.5)
+        # the rows to choose by are drawn anew: no fold chooses by another's test rows
+        chosen = [set(validation) for _, validation, _ in folds]
+        assert len(set.union(*chosen)) > 2 * len(chosen[0])
+    assert [f[2].tolist() for f in in_folds(**given)[0]] == [
+        f[2].tolist() for f in in_folds(**given)[0]
+    ]
+
+
+def test_folds_of_a_table_have_their_shares_of_every_class():
+    labels = build_task(read_settings({"task": "tabular", "num-clients": 4})).samples.labels
+    for folds in in_folds():
+        everything = np.concatenate(folds[0])
+        share = labels[everything].mean()
+        for part in (0, 1, 2):
+            for fold in folds:
+                wanted = share * len(fold[part])
+                assert labels[fold[part]].sum() == pytest.approx(wanted, abs=1.01)
+
+
+def test_rows_of_a_person_share_a_fold_and_a_part():
+    codes = np.repeat(np.arange(12), 3)
+    persons = Categorical(codes, tuple(map(str, range(12))))
+    mine, tested = np.arange(36), []
+    for fold in range(4):
+        options = DataOptions(folds=4, fold=fold, validation=0.25)
+        parts = fold_rows(mine, options, 0, 7, np.zeros(36, np.int64), persons)
+        owners = [set(codes[part]) for part in parts]
+        assert [len(own) for own in owners] == [6, 3, 3]
+        assert sum(map(len, parts)) == 36
+        tested.append(owners[2])
+    assert set.union(*tested) == set(range(12))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"data.folds": 1}, "choose 2 folds or more"),
+        ({"data.folds": 3, "data.fold": 3}, "a fold below them"),
+        ({"data.fold": 1}, "choose 2 folds or more"),
+        ({"data.folds": 3, "data.part": "part"}, "name their own test samples"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        read_settings({"task": "tabular", **given})
+
+
+def test_sites_send_no_rows():
+    given = {"task": "tabular", "sites.columns": "x"}
+    for asked in ({"data.test-rows": True}, {"data.folds": 3}):
+        with pytest.raises(UserError, match="sites with data of their own send no rows"):
+            build_task(read_settings({**given, **asked}))

@@ -1,5 +1,5 @@
-"""The stages of a contest: rates, race, final, with scores that are made up; and one
-with real runs, whose test samples are not read before the final.
+"""The folds of a contest with rows that are made up; and contests with real runs, whose
+test rows change no choice.
 """
 
 from dataclasses import replace
@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.clients.base.scores import HALF
+from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab.contests import setup
-from fedapps.lab.contests.contest import Contest
+from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.page import write_verdict
-from fedapps.lab.contests.plan import affordable_rounds, stage_seconds
-from fedapps.lab.contests.setup import run_contest, start
+from fedapps.lab.contests.plan import planned
+from fedapps.lab.contests.rows import read_rows
+from fedapps.lab.contests.setup import base_of, measure_of, run_contest, start
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
     PORTFOLIO,
@@ -26,9 +27,7 @@ from fedapps.lab.contests.trials import (
     assembled,
     in_process,
 )
-from fedapps.lab.contests.verdict import Outcome, elsewhere, outcome, verdict_text
-from fedapps.lab.results.seeds import Interval
-from fedapps.lab.results.simultaneous import Decision
+from fedapps.lab.contests.verdict import outcome, rate_of, verdict_text
 from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
@@ -39,6 +38,7 @@ from tests.helpers import run_inline
 from tests.pretended_device import pretended_cuda
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
+MEANS = dict(zip(METHODS, (0.7, 0.6, 0.75, 0.8, 0.5, 0.72), strict=True))
 
 
 class Interrupted(Exception):
@@ -46,14 +46,14 @@ class Interrupted(Exception):
 
 
 class Fake(Trials):
-    """Trials that cost time by their rounds, with scores by method and rate: the best
-    rate of each method is 1 unless given, and clients, seeds and the rest add noise.
+    """Trials that cost time by their rounds, whose rows have a mean by method and rate:
+    the best rate of each method is 1 unless given; clients differ, and rows have noise.
     """
 
     def __init__(self, out, means, best=None, stop_after=10**9):
-        super().__init__({}, out, 16, lambda runs: ())
+        super().__init__({}, out, 16, 5, lambda runs: ())
         self.means, self.best, self.stop_after = means, best or {}, stop_after
-        self.log, self.at, self.now, self.new = [], {}, 0.0, set()
+        self.log, self.at, self.now, self.slow = [], {}, 0.0, 1.0
 
     def done(self, trial):
         return self.at.get(trial.folder, 0)
@@ -62,44 +62,38 @@ class Fake(Trials):
         for trial in self.missing(trials):
             if len(self.log) >= self.stop_after:
                 raise Interrupted
-            self.now += trial.until - self.done(trial)
+            self.now += self.slow * (trial.until - self.done(trial))
             self.at[trial.folder] = trial.until
             self.log.append(trial)
             self.costs[trial.who.method] = [1.0, 0.0]
             self.ended(trial, "")
 
-    def newcomers(self, trial):
-        return {f"site {trial.seed % 2}"} & self.new
-
-    def scores(self, trial, measure):
-        assert self.at[trial.folder] == trial.until, "scores of another round"
+    def rows(self, trial):
+        assert self.at[trial.folder] == trial.until, "rows of another round"
         rng = generator(0, f"fake {trial.folder}", trial.until)
         away = np.log10(trial.who.rate / self.best.get(trial.who.method, 1.0))
         mean = self.means[trial.who.method] - 0.1 * away**2
-        client = np.linspace(-0.1, 0.1, 8)
-        noise = 0.002 * rng.normal(size=8)
-        own = {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
-        return {k: v for k, v in own.items() if k not in self.newcomers(trial)}
-
-
-MEANS = dict(zip(METHODS, (0.7, 0.6, 0.75, 0.8, 0.5, 0.72), strict=True))
+        right = mean + np.linspace(-0.1, 0.1, 8)[:, None] + 0.002 * rng.normal(size=(8, 10))
+        tables = np.stack([np.tile([0.0, 1.0], (8, 5)), right, right], 2)
+        return {f"site {k}": tables[k] for k in range(8)}
 
 
 def contest(tmp_path, state=None, best=None, stop_after=10**9, budget=0.0, changed=None, **means):
-    """A contest with ``MEANS`` but for ``means``; ``changed(trial, measure, scores)``
-    returns other scores.
+    """A contest with ``MEANS`` but for ``means``; ``changed(trial, rows)`` returns
+    other rows.
     """
+    tmp_path.mkdir(exist_ok=True)
     trials = Fake(tmp_path, MEANS | means, best, stop_after)
     if changed:
         change(trials, changed)
     given = {"seed": 5, RATE: 1.0}
-    state = state or State({}, given, 16, budget, list(METHODS), measure="accuracy", delta=0.01)
+    state = state or State({}, given, 16, budget, list(METHODS), measure="accuracy", why="told")
     return Contest(state, trials, clock=lambda: trials.now)
 
 
 def change(trials, changed):
-    scores = trials.scores
-    trials.scores = lambda trial, measure: changed(trial, measure, dict(scores(trial, measure)))
+    rows = trials.rows
+    trials.rows = lambda trial: changed(trial, dict(rows(trial)))
 
 
 def ended(*given, **more):
@@ -109,187 +103,149 @@ def ended(*given, **more):
     return one, outcome(one)
 
 
-def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path):
+def test_the_best_is_chosen_in_every_fold_and_tested_beside_the_baselines(tmp_path):
     one, found = ended(tmp_path)
-    assert one.state.leader == "ditto"
-    left = {who.method for who in one.contestants()}
-    assert set(one.state.finalists) == left == {"ditto", "local", "finetune", "fedavg"}
-    assert (found.verdict.kind, found.verdict.method) == ("federate", "ditto")
-    # its best rate of the grid, 10 ** 0.25 or its inverse, costs 0.00625
-    assert found.here["ditto"].mean == pytest.approx(0.1 - 0.00625, abs=0.003)
-    assert "Federate, with ditto" in verdict_text(one, found)
-    # the race and the rates are scored on validation samples, the final has fresh seeds
-    early = {t.seed for t in one.trials.log if not t.final}
-    late = {t.seed for t in one.trials.log if t.final}
-    assert not early & late
-    assert len(late) == 5
+    assert (found.kind, found.method, found.leader) == ("use", "ditto", "ditto")
+    assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
+    # its best rate of the grid is that of training alone, 1
+    assert found.gains[CHOICE].mean == pytest.approx(0.1, abs=0.002)
+    text = verdict_text(one, found)
+    assert text.startswith("Use ditto. At these sites it gains 10.0 points of accuracy")
+    assert "worth it" in text
+    assert "5 of 5 folds, 8 clients; accuracy, told." in text
+    log = one.trials.log
+    assert {t.fold for t in log} == set(range(5))
+    # in each fold the choice and the three are tested, and nobody else
+    for fold in range(5):
+        tested = {t.who.method for t in log if t.final and t.fold == fold}
+        assert tested == {"ditto", "finetune", "fedavg", "local"}
+    # two rates of six methods, then half of who leads, and always the three
+    reached = [len({t.folder for t in log if t.until >= n and not t.final}) / 5 for n in (4, 8, 16)]
+    assert reached[0] == 12
+    assert reached[0] > reached[1] > reached[2] >= 4
 
 
-def test_a_method_within_delta_of_finetuning_is_not_worth_it(tmp_path):
-    one, found = ended(tmp_path, finetune=0.795)
-    assert (one.state.leader, found.verdict.method) == ("ditto", "finetune")
+def test_test_rows_change_no_choice_and_held_out_rows_no_score(tmp_path):
+    def lying(final, trial, rows):
+        better = 0.5 * (trial.final is final and trial.who.method == "ifca")
+        return {k: own + np.array([0, better, 0]) for k, own in rows.items()}
 
-
-@pytest.mark.parametrize(
-    ("spread", "ditto", "local", "start", "others"),
-    [
-        (0.0, 0.8, 0.7, "Federate, with ditto", "Other sites like these would gain more than that, too"),
-        (0.0, 0.8, 0.9, "Train alone.", "The same holds for other sites like these."),
-        (0.2, 0.95, 0.9, "Federate, with ditto. At these sites", "For other sites like these no such gain"),
-        (0.2, 0.85, 0.9, "Train alone. At these sites", "Other sites like these could gain up to"),
-        (0.2, 0.9165, 0.9, "Cannot tell.", ""),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_for_these_sites_and_says_what_holds_for_others(
-    tmp_path, spread, ditto, local, start, others
-):
-    """The leader's gain differs by twice the spread between clients, hardly between
-    seeds.
-    """
-
-    def split(trial, measure, own):
-        away = spread * (trial.who.method == "ditto")
-        return {k: v + away * (-1) ** int(k[-1]) for k, v in own.items()}
-
-    text = verdict_text(*ended(tmp_path, ditto=ditto, local=local, changed=split))
-    assert text.startswith(start)
-    assert others in text
-    assert ("ther sites like these" in text) == bool(others)
+    plain, found = ended(tmp_path)
+    tested, _ = ended(tmp_path, changed=lambda *given: lying(True, *given))
+    assert [one["choice"] for one in tested.state.ended] == ["ditto"] * 5
+    chosen, then = ended(tmp_path, changed=lambda *given: lying(False, *given))
+    assert (chosen.state.ended[0]["choice"], then.leader) == ("ifca", "ifca")
+    assert (then.kind, then.method) == ("either", "local")
+    assert then.gains[CHOICE].mean == pytest.approx(-0.2, abs=0.01)
+    assert found.gains["finetune"] == then.gains["finetune"]
+    assert plain.state.ended[0]["tried"]["local"] == chosen.state.ended[0]["tried"]["local"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "bounds", "text"),
+    ("noise", "ditto", "start", "said"),
     [
-        ("federate", {"ditto": (0.012, 0.03)}, "would gain more than that, too (1.2 to 3.0"),
-        ("federate", {"ditto": (0.008, 0.03)}, "no such gain is shown (0.8 to 3.0"),
-        ("alone", {"ditto": (-0.01, 0.004), "fedavg": (-0.1, -0.05)}, "The same holds"),
-        ("alone", {"ditto": (-0.1, -0.05), "fedavg": (-0.01, 0.015)}, "could gain up to 1.5"),
-        ("cannot tell", {"ditto": (-0.01, 0.02)}, ""),
+        (0.0, 0.715, "Use ditto.", "worth it, more than the 1.0 points that count"),
+        (0.0, 0.706, "Train alone.", "nobody gains 1.0 points of accuracy"),
+        (0.35, 0.73, "Either will do. ditto is expected to gain", "use it, which is wrong"),
+        (0.35, 0.68, "Either will do. ditto is expected to gain -", "train alone, which is wrong"),
+        (0.05, 0.7125, "Use ditto.", "perhaps a small one"),
     ],
 )
-def test_more_than_one_point_is_what_counts_at_other_sites(kind, bounds, text):
-    """The lower bound is what is shown; the largest upper one is what is left open."""
-    like = {m: Interval(0.0, 0.0, low, high, 5) for m, (low, high) in bounds.items()}
-    found = Outcome(Decision(kind, "ditto"), {}, {}, {}, like, [], {})
-    said = elsewhere("accuracy", found, 0.01)
-    assert text in said
-    assert bool(text) == bool(said)
+def test_there_is_always_a_recommendation(tmp_path, noise, ditto, start, said):
+    """Every other row of one method has more, of the others less. All methods but
+    ditto are at training alone, or below.
+    """
+
+    def noisy(trial, rows):
+        rng = generator(0, f"noise {trial.folder}")
+        away = noise * (trial.who.method == "ditto") * trial.final
+        return {k: own + away * rng.normal(size=(10, 1)) * [0, 1, 0] for k, own in rows.items()}
+
+    worse = {"fedavg": 0.65, "finetune": 0.67, "apfl": 0.5}
+    one, found = ended(tmp_path, ditto=ditto, changed=noisy, **worse)
+    text = verdict_text(one, found)
+    assert text.startswith(start)
+    assert said in text
+    assert found.method == ("ditto" if "se it" in text or "Use" in text else "local")
 
 
-def test_what_test_samples_leave_open_is_not_decided(tmp_path):
-    """Seeds hardly differ, but the halves of the test samples do."""
-
-    def halved(trial, measure, own):
-        away = 0.4 * measure.startswith(HALF) * (trial.who.method == "ditto")
-        return {k: v + away * (-1) ** int(k[-1]) for k, v in own.items()}
-
-    one, plain = ended(tmp_path)
-    change(one.trials, halved)
-    found = outcome(one)
-    assert found.like == plain.like
-    assert found.here["finetune"] == plain.here["finetune"]
-    assert plain.here["ditto"].high - plain.here["ditto"].low < 0.01
-    assert found.here["ditto"].high - found.here["ditto"].mean > 2 * 0.4 / np.sqrt(8)
-    assert (plain.verdict.kind, found.verdict.kind) == ("federate", "cannot tell")
-    assert "times the test samples would tell" in verdict_text(one, found)
-    change(one.trials, lambda trial, measure, own: {} if HALF in measure else own)
-    assert outcome(one).here == plain.like
+def test_a_price_is_taken_off_the_gain(tmp_path):
+    one, found = ended(tmp_path)
+    one.state.price = 0.2
+    dear = outcome(one)
+    assert (found.kind, dear.kind, dear.method) == ("use", "alone", "local")
+    assert "Federation has a price of 20.0 points." in verdict_text(one, dear)
 
 
-@pytest.mark.parametrize("method", [m for m in PORTFOLIO if m != "fedbn"])
-def test_every_method_scores_half_of_the_test_samples_and_nothing_else_changes(method, tmp_path):
-    table = method == "histogram-boosting"
-    job = {"method": method, "num-rounds": 1, "num-clients": 12, "clients-per-round": 4}
-    job |= {"task": "tabular"} if table else {"train.local-epochs": 1}
-    for part in ("test", "test-halves"):
-        run_inline(tmp_path / part, **job, **{"data.score-on": part})
-    plain, halved = (read_run(tmp_path / part).clients for part in ("test", "test-halves"))
-    half = ["half-test-accuracy"] + ["half-test-auroc"] * table
-    assert all(set(row) - set(half) == set(other) for row, other in zip(halved, plain, strict=True))
-    for row, other in zip(halved, plain, strict=True):
-        assert {key: row[key] for key in other} == other
-    assert any(row["half-test-accuracy"] != row["accuracy"] for row in halved)
+def test_folds_that_choose_differently_are_told(tmp_path):
+    def turns(trial, rows):
+        better = 0.3 * (trial.fold < 2 and not trial.final and trial.who.method == "apfl")
+        return {k: own + np.array([0, better, 0]) for k, own in rows.items()}
+
+    one, found = ended(tmp_path, changed=turns)
+    assert found.leader == "ditto"
+    assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
+    assert found.gains[CHOICE].mean == pytest.approx(0.6 * 0.1 + 0.4 * 0.02, abs=0.003)
+    assert "The folds chose ditto 3 times, apfl 2 times." in verdict_text(one, found)
+    assert rate_of(one, "ditto") == 1.0
 
 
-def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
+def test_below_the_trivial_predictor_is_said_first(tmp_path):
+    def rare(trial, rows):  # one of ten has label 1
+        return {k: np.column_stack([np.arange(10) == 3, own[:, 1:]]) for k, own in rows.items()}
 
-    def lost(trial, measure, own):
-        if trial.final and trial.who.method == "ditto" and trial.seed % 2:
-            del own["site 0"]  # the site that scores worst
-        return own
+    one, found = ended(tmp_path, changed=rare)
+    assert found.scores["trivial"] == pytest.approx(0.9)
+    assert verdict_text(one, found).startswith("Nothing that was tried is better than the trivial")
+
+
+def test_a_client_that_diverges_in_a_fold_is_named_and_in_no_mean(tmp_path):
+    def lost(trial, rows):
+        if trial.final and trial.who.method == "ditto" and trial.fold % 2:
+            del rows["site 0"]  # the site that scores worst
+        return rows
 
     one, whole = ended(tmp_path)
     change(one.trials, lost)
     found = outcome(one)
-    assert found.clients == [f"site {k}" for k in range(1, 8)]
-    named = "In no mean, since a finalist diverged there: site 0 (ditto 3 of 5 seeds)."
-    assert f"7 clients. {named}" in verdict_text(one, found)
-    for method, table in whole.scores.items():
-        np.testing.assert_array_equal(found.scores[method], table[:, 1:])
-    change(one.trials, lambda trial, measure, own: {k: own[k] for k in own if k < "site 2"})
-    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 \(ditto 3 of 5 seeds\)"):
+    assert found.missing == {"site 0": "the choice diverged"}
+    assert list(found.gains[CHOICE].clients) == [f"site {k}" for k in range(1, 8)]
+    assert "7 clients" in verdict_text(one, found)
+    assert "In no mean: site 0 (the choice diverged)." in verdict_text(one, found)
+    for k, own in found.gains["finetune"].clients.items():
+        assert own == whole.gains["finetune"].clients[k]
+    change(one.trials, lambda trial, rows: {k: rows[k] for k in rows if k < "site 2"})
+    with pytest.raises(
+        RunFailed, match=r"1 clients have a score .* site 0 \(the choice diverged\)"
+    ):
         outcome(one)
 
 
-def test_clients_that_are_new_with_a_seed_have_not_diverged(tmp_path):
-    one = contest(tmp_path)
-    one.trials.new = {"site 0", "site 1"}
-    one.run()
-    found = outcome(one)
-    assert (one.state.unscored, found.diverged, found.verdict.method) == ({}, {}, "ditto")
-    assert np.isnan(found.scores["ditto"]).sum() == 5
-    assert "8 clients." in verdict_text(one, found)
+def test_who_diverges_at_a_client_is_no_choice(tmp_path):
+    def lost(trial, rows):
+        if trial.who.method == "ditto" and trial.until == 16:
+            rows.pop("site 3")
+        return rows
 
-
-def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
-
-    def lost(trial, measure, own):
-        if trial.seed == 7:
-            own.pop({"finetune": "site 3", "local": "site 5"}.get(trial.who.method), None)
-        return own
-
-    one, found = ended(tmp_path, changed=lost)
-    assert one.state.unscored == {"site 5": "training alone diverges"}
-    dropped = [why for who, why in one.state.dropped.items() if "finetune" in who]
-    assert dropped == ["failed, or diverged at site 3"] * 2
-    assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
-    assert found.verdict.method == "ditto"
-
-
-@pytest.mark.parametrize("spread", [0.95, 1.05])
-def test_who_is_dropped_is_behind_at_the_level_of_one_of_ten_steps(tmp_path, spread):
-    """Three steps with three seeds and one for each seed up to ten share 5 %. apfl is
-    0.05 behind at all clients alike, differs by c between its seeds, and 0.0025 (delta
-    / 4) does not count: it is dropped if -0.05 + t(99.5 %, 2 degrees) c / sqrt(3) is
-    below -0.0025. At 5 % each it would be at 3.4 times that c, too.
-    """
-    c = spread * 0.0475 * np.sqrt(3) / 9.924843
-
-    def scores(trial, measure, own):
-        away = 0.03 + c * (trial.seed - 7)  # seeds 6, 7 and 8
-        return dict.fromkeys(own, MEANS[trial.who.method] + away * (trial.who.method == "apfl"))
-
-    one = contest(tmp_path, changed=scores)
-    one.state.rates = {m: [1.0] for m in METHODS if m != "ifca"}
-    one.state.most_seeds = 3
-    one.race()
-    assert one.state.leader == "ditto"
-    assert list(one.state.dropped) == ["apfl at 1"] * (spread < 1)
+    _, found = ended(tmp_path, changed=lost)
+    assert found.leader == "finetune"
+    with pytest.raises(RunFailed, match="local failed at every rate"):
+        ended(tmp_path / "none", changed=lambda trial, rows: {})
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
-    one = contest(tmp_path, best={"local": 1.0, "ditto": 100.0, "apfl": 0.3})
-    one.choose_rates()
-    log = one.trials.log
+    one = contest(tmp_path, best={"ditto": 100.0, "apfl": 0.3})
+    one.fold(0)
+    log = [t for t in one.trials.log if not t.final]
     rates = {m: sorted({t.who.rate for t in log if t.who.method == m}) for m in METHODS}
-    assert [len(rates[m]) for m in ("local", "fedavg", "ditto")] == [7, 4, 6]
-    assert one.state.rates["ditto"][0] == max(rates["ditto"])
-    assert one.state.rates["local"] == [1.0]
-    lengths = {(t.who.method == "local", t.until) for t in log}
-    assert lengths == {(True, 16), (False, 2)}
+    assert [len(rates[m]) for m in ("local", "fedavg", "ditto", "apfl")] == [7, 3, 5, 5]
+    assert max(rates["ditto"]) == pytest.approx(10**1.5)
+    assert len(one.state.ended[0]["tried"]["ditto"]) == 5
+    one, _ = ended(tmp_path / "gone", best={"local": 10**3.0})
+    assert one.state.ended[0]["tried"]["local"].keys() >= {"316.2"}
 
 
-@pytest.mark.parametrize("after", [3, 20, 40, 60, 75, 100])
+@pytest.mark.parametrize("after", [3, 20, 40, 90, 150])
 def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
     whole, _ = ended(tmp_path)
     (tmp_path / "contest.json").unlink()
@@ -299,31 +255,59 @@ def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
     then = contest(tmp_path, load_state(tmp_path) or first.state)
     then.trials.at = dict(first.trials.at)
     then.run()
-    for name in ("rates", "steps", "dropped", "leader", "finalists", "race_gains"):
-        assert getattr(then.state, name) == getattr(whole.state, name), name
+    for mine, others in zip(then.state.ended, whole.state.ended, strict=True):
+        assert {**mine, "seconds": 0} == {**others, "seconds": 0}
     log = first.trials.log + then.trials.log
     assert len({(t.folder, t.until) for t in log}) == len(log) == len(whole.trials.log)
 
 
-@pytest.mark.parametrize("budget", [650.0, 900.0, 1200.0])
-def test_the_budget_is_kept(tmp_path, budget):
-    close = {m: 0.7 + 0.001 * k for k, m in enumerate(METHODS)}
-    one, more = (ended(tmp_path, budget=most, **close)[0] for most in (budget, 10 * budget))
-    assert one.elapsed() <= 1.05 * budget
-    assert len(more.state.race_seeds) >= len(one.state.race_seeds)
+def test_a_budget_is_kept_by_fewer_folds(tmp_path):
+    """The whole contest takes five times the seconds of a fold."""
+    whole, _ = ended(tmp_path)
+    fold = whole.state.ended[0]["seconds"]
+    one, found = ended(tmp_path / "b", budget=3.5 * fold)
+    assert len(one.state.ended) == 3
+    assert "3 of 5 folds" in verdict_text(one, found)
+    assert one.elapsed() <= 3.5 * fold
+    late, _ = ended(tmp_path / "c", budget=1.2 * fold)  # the machine was slower than thought
+    assert [len(x["methods"]) for x in late.state.ended] == [6, 3]
+    assert [x["choice"] for x in late.state.ended] == ["ditto", "finetune"]
 
 
-def test_rounds_are_cut_until_the_budget_suffices():
-    state = State({}, {}, 0, 1000.0, list(METHODS), costs={m: [1.0, 0.1] for m in METHODS})
-    state.start_seconds = 0.5
-    rounds = affordable_rounds(state, 2, 400)
-    assert rounds < 400
-    assert sum(stage_seconds(state, 2, rounds)) <= 1000
-    rates, race, final = stage_seconds(state, 2, rounds + 8)
-    assert 1.1 * (rates + race) > 600 or 1.1 * (rates + race + final) > 1000
-    state.budget = 10.0
-    with pytest.raises(UserError, match="even with 8 rounds the contest takes about"):
-        affordable_rounds(state, 2, 400)
+def test_a_small_budget_gets_fewer_rounds_folds_and_methods():
+    many = [*METHODS, "histogram-boosting"]
+    state = State({}, {}, 0, 0.0, many, costs={m: [1.0, 0.1] for m in METHODS})
+    plans = []
+    for state.budget in (1e9, 1e4, 4e3, 2e3, 1e3, 300):
+        plans.append(planned(state, 2, 400))
+    sizes = [(len(m), folds, rounds) for m, folds, rounds in plans]
+    assert sizes[0] == (7, 5, 400)
+    assert sizes == sorted(sizes, reverse=True)
+    assert plans[-1][0] == ["local", "fedavg", "finetune", "histogram-boosting"]
+    assert plans[-1][1] == 2
+    state.budget = 3.0
+    with pytest.raises(UserError, match="even with 8 rounds, two folds and 4 methods"):
+        planned(state, 2, 400)
+
+
+@pytest.mark.parametrize("method", [m for m in PORTFOLIO if m != "fedbn"])
+def test_every_method_reports_its_test_rows_and_nothing_else_changes(method, tmp_path):
+    table = method == "histogram-boosting"
+    job = {"method": method, "num-rounds": 1, "num-clients": 12, "clients-per-round": 4}
+    job |= {"task": "tabular"} if table else {"train.local-epochs": 1}
+    for name, asked in (("plain", False), ("rows", True)):
+        run_inline(tmp_path / name, **job, **{"data.test-rows": asked})
+    plain, with_rows = (read_run(tmp_path / name) for name in ("plain", "rows"))
+    assert plain.clients == with_rows.clients
+    assert plain.evaluation == with_rows.evaluation
+    assert not (tmp_path / "plain" / f"{ROWS}.csv").exists()
+    rows = read_rows(tmp_path / "rows" / f"{ROWS}.csv")
+    for row in with_rows.clients:
+        own = rows[row["client"]]
+        assert len(own) == row["test-samples"]
+        assert own[:, 1].mean() == pytest.approx(row["accuracy"])
+        if table:
+            assert ((own[:, 2] > 0) == (own[:, 0] == 1)).mean() == row["accuracy"]
 
 
 # --- real runs ------------------------------------------------------------------------
@@ -350,39 +334,34 @@ def written(folder, poison=False, left_out=()):
     return {**SETTINGS, "data.source": str(folder / "data.csv")}
 
 
-def run_until_final(given, out, **more):
-    """Return a contest of few methods whose race has ended."""
-    one = start(given, out, in_process, methods=("fedavg",), most_seeds=3, **more)
-    one.choose_rates()
-    one.race()
-    return one
-
-
 @pytest.mark.slow
-def test_test_samples_change_nothing_before_the_final(tmp_path):
-    plain = run_until_final(written(tmp_path / "plain"), tmp_path / "plain" / "out")
+def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
+    """The data name their test rows, so that folds are seeds."""
     given, out = written(tmp_path / "poison", poison=True), tmp_path / "out"
-    one = run_until_final(given, out)
-    for name in ("rates", "tried", "steps", "leader", "delta", "race_gains"):
-        assert getattr(one.state, name) == getattr(plain.state, name), name
-    one.final()  # reads them
-    assert min(min(own.values()) for own in one.final_scores()["fedavg"].values()) < -50
-    again = run_until_final(given, out)
-    again.run()  # nothing is left to do
-    assert again.state.done
-    whole, halves = again.final_scores()["fedavg"], again.final_scores(HALF)["fedavg"]
-    for seed, own in whole.items():
-        assert own.keys() == halves[seed].keys()
-        assert all(own[k] != halves[seed][k] for k in own)
-    found, text = write_verdict(again)
+    plain = start(written(tmp_path / "plain"), tmp_path / "plain" / "out", in_process, methods=())
+    one = start(given, out, in_process, methods=())
+    for contest in (plain, one):
+        assert contest.state.same_rows
+        contest.state.folds = 2
+        contest.run()
+    for mine, others in zip(plain.state.ended, one.state.ended, strict=True):
+        for name in ("tried", "choice", "gains", "finalists"):
+            assert mine[name] == others[name], name
+    assert outcome(one).scores[CHOICE] < -50 < outcome(plain).scores[CHOICE]
+    found, text = write_verdict(one)
     page = (out / "verdict.html").read_text()
     assert text.split(".")[0] in page
-    # a site whose wrong test targets count as divergence is in no mean
-    assert "site-01" in found.clients
     assert "site-01" in page
+    assert "2 of 2 seeds" in text
     settings = read_settings(read_toml(out / "winner.toml"))
-    method = found.verdict.method or "local"
-    assert (settings.num_rounds, settings.data.score_on, settings.method) == (8, "test", method)
+    assert (settings.num_rounds, settings.data.score_on, settings.method) == (
+        8,
+        "test",
+        found.method,
+    )
+    again = start(given, out, in_process, methods=())
+    again.run()  # nothing is left to do
+    assert again.state.ended == one.state.ended
     with pytest.raises(UserError, match="holds a contest with other settings"):
         start({**given, "seed": 1}, out, in_process, methods=("fedavg",))
 
@@ -394,6 +373,8 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
         ({"data.score-on": "validation"}, (), "choose"),
         ({"task": "text", "text.score-on": "test"}, (), "choose"),
         ({"data.split-seed": "seed"}, (), "choose"),
+        ({"data.folds": 3}, (), "a contest chooses it"),
+        ({"num-new-clients": 1}, (), "a contest chooses it"),
         ({}, ("dito",), "did you mean 'ditto'"),
         # what no contestant uses
         ({"dp.max-epsilon": 3, "num-clients": 3}, ("fedavg",), "dp.max-epsilon = 3"),
@@ -426,11 +407,11 @@ def test_a_client_without_validation_samples_is_named_and_the_others_are_scored(
     given = written(tmp_path / "data", left_out=("site-02", "validation"))
     one = start(given, tmp_path / "out", in_process, methods=("fedavg",), say=said.append)
     assert one.state.unscored == {"site-02": "no validation samples"}
-    assert said == ["site-02 is left out of the race: no validation samples"]
+    assert said[0] == "site-02 is left out of the choice: no validation samples"
     trial = Trial(Contestant("finetune", 0.02), 1, 2)
     one.trials.run([trial])
     assert not one.state.errors
-    assert set(one.trials.scores(trial, "rmse")) == {"site-01", "site-03"}
+    assert set(one.trials.rows(trial)) == {"site-01", "site-03"}
     (failure,) = one.trials.read(trial).failures  # it trains
     assert failure.client == "site-02"
     assert "no samples to be scored on" in failure.reason
@@ -450,23 +431,73 @@ def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
     assert all(len(part) for client in splits[0] for part in client)
 
 
-def test_ranks_of_times_count_in_points(tmp_path):
-    """A contest on task survival: Cox models, scored by concordance. Its race is
-    skipped.
-    """
-    given = {"task": "survival", "num-clients": 4, "num-rounds": 8, "train.local-epochs": 1}
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "measure", "unit"),
+    [
+        ({"task": "survival", "train.local-epochs": 1}, "concordance", "points"),
+        ({"task": "tabular"}, "auroc", "points"),
+        ({"task": "regression"}, "rmse", "of RMSE"),
+        ({"partition": "iid"}, "accuracy", "points"),
+        ({"task": "text"}, "accuracy", "points"),
+    ],
+)
+def test_every_kind_of_task_has_a_measure_and_folds(tmp_path, given, measure, unit):
+    given = {f"data.{k}" if k == "partition" else k: v for k, v in given.items()}
+    given |= {"num-clients": 4, "num-rounds": 8, "clients-per-round": 0}
+    given |= {"train.local-epochs": 1} if "task" not in given else {}
     one = start(given, tmp_path, in_process, methods=())
-    one.choose_rates()
-    state = one.state
-    assert (state.measure, state.delta) == ("concordance", 0.01)
-    state.race_ended, state.leader = True, "fedavg"
-    state.finalists = {method: state.rates[method][0] for method in ("fedavg", "local")}
-    state.race_gains = {str(Contestant("fedavg", state.finalists["fedavg"])): 0.0}
+    assert one.state.measure == measure
+    assert one.state.same_rows == (given.get("task") == "text")
+    one.state.folds = one.trials.folds = 2
+    if one.state.same_rows:
+        one.trials.folds = 0
     one.run()
     found, text = write_verdict(one)
-    assert "1.0 points" in text
-    assert "of concordance over training alone" in text
-    assert found.gains["fedavg"].shape == (5, 4)
+    assert unit in text
+    assert len(found.gains[CHOICE].clients) == 4
+    assert found.scores[CHOICE] < 0 if measure == "rmse" else 0.1 < found.scores[CHOICE] < 1
+
+
+def test_a_file_of_columns_is_a_table_and_its_label_decides(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{k % 3},{x:.3f},{'yes' if x > 0 else 'no'},{k % 30},{k % 2}"
+        for k, x in enumerate(rng.normal(size=90))
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["site,x,word,many,few", *rows]))
+    base = {"data.source": str(tmp_path / "table.csv"), "data.natural-id": "site"}
+    for label, task in (
+        ("x", "regression"),
+        ("word", "tabular"),
+        ("many", "regression"),
+        ("few", "tabular"),
+    ):
+        assert base_of({**base, "data.label": label})["task"] == task
+    assert base_of({**base, "data.label": "few", "task": "regression"})["task"] == "regression"
+    assert base_of({"data.source": "digits"})["task"] == "classification"
+
+
+@pytest.mark.parametrize(
+    ("labels", "measure", "said"),
+    [
+        ([0] * 50 + [1] * 50, "auroc", "50 %"),
+        ([0] * 94 + [1] * 6, "auroc", "94 %"),
+        ([0] * 40 + [1] * 30 + [2] * 30, "accuracy", "40 %"),
+        ([0] * 71 + [1] * 9 + [2] * 20, "macro-recall", "71 %"),
+    ],
+)
+def test_the_measure_suits_the_classes(labels, measure, said):
+    class Task:
+        name = "tabular"
+        samples = type("Samples", (), {"labels": np.array(labels)})
+
+        def partition(self, total):
+            return np.array_split(np.random.default_rng(0).permutation(100), total)
+
+    name, why, delta = measure_of(Task(), 4)
+    assert (name, delta) == (measure, 0.01)
+    assert said in why
 
 
 def test_a_net_without_normalisation_is_said_once(tmp_path, caplog):

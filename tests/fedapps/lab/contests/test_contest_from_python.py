@@ -37,7 +37,7 @@ def plants():
 def whole(tmp_path_factory):
     """A contest on a data frame, and its folder."""
     out = tmp_path_factory.mktemp("contest")
-    given = {"data": plants(), "label": "state", "client": "plant", "num_new_clients": 1}
+    given = {"data": plants(), "label": "state", "client": "plant"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPPS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         return fedapps.contest(**given, **JOB, methods=[], out=out), out
@@ -46,18 +46,17 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
     verdict, out = whole
-    assert verdict.kind in ("federate", "alone", "cannot tell")
+    assert verdict.kind in ("use", "alone", "either")
     assert str(verdict) == (out / "verdict.txt").read_text().strip()
     assert repr(verdict).startswith(f"<fedapps.Verdict {verdict.kind}")
     assert str(out) in repr(verdict)
     assert str(verdict).split(".")[0] in verdict._repr_html_()
-    assert set(verdict.table["method"]) == {"local", "fedavg", "finetune"}
-    new = [name for name in verdict.table if name.startswith("new, ")]
-    assert len(new) == 3  # as it is, after one epoch and after five
-    assert not (verdict.table[new] == "-").any().any()
+    assert {"local", "trivial"} < set(verdict.table["method"])
+    assert "<svg" in verdict.plots["gains"]._repr_svg_()
+    assert "<img" in verdict._repr_html_()
     run = fedapps.run(**verdict.settings, out=tmp_path / "run", progress=False)
     assert run.summary["status"] == "completed"
-    assert run.settings["method"] == (verdict.method or "local")
+    assert run.settings["method"] == verdict.method
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_errors_name_the_arguments(tmp_path, given, said):
 def test_a_contest_whose_program_is_killed_goes_on_to_the_same_verdict(whole, tmp_path):
     plants().to_csv(tmp_path / "plants.csv", index=False)
     words = ["data.source=plants.csv", "data.natural-id=plant", "data.label=state", "--jobs", "1"]
-    words += ["num-rounds=8", "train.local-epochs=1", "num-new-clients=1", "--budget", "9h"]
+    words += ["num-rounds=8", "train.local-epochs=1", "--budget", "9h"]
     command = [sys.executable, "-m", "fedapps", "contest", *words, "--methods", "local", "--out"]
     where = {"cwd": tmp_path, "env": {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}}
     out = tmp_path / "parts"
@@ -96,5 +95,5 @@ def test_a_contest_whose_program_is_killed_goes_on_to_the_same_verdict(whole, tm
     assert "going on after" in again.stderr
     assert str(whole[0]) == (out / "verdict.txt").read_text().strip()
     states = [json.loads((path / "contest.json").read_text()) for path in (whole[1], out)]
-    for key in ("rates", "tried", "dropped", "race_gains", "finalists", "errors"):
+    for key in ("scores", "errors", "measure", "delta"):
         assert states[0][key] == states[1][key], key

@@ -13,8 +13,6 @@ from fedapps.lab.results.seeds import (
     crossed_interval,
     difference,
     paired,
-    same_sites_interval,
-    same_sites_variances,
     stands_out,
     t_interval,
 )
@@ -143,65 +141,6 @@ def measured(rng, shift, same):
     }
     means = {seed: float(np.mean(list(values.values()))) for seed, values in clients.items()}
     return Measured(means, clients, same)
-
-
-def test_the_interval_of_the_same_sites_by_hand():
-    """Two clients, three seeds: means by seed 1, 2, 3, so s^2 / S = 1/3; the halves are
-    off by 0.3 and -0.4 in the mean, so the test samples add (0.09 + 0.16) / 4.
-    """
-    table = np.array([[0.0, 2.0], [1.0, 3.0], [2.0, 4.0]])
-    half = table + np.array([[0.2, -0.4], [0.3, -0.4], [0.4, -0.4]])
-    found = same_sites_interval(table, half)
-    seeds, samples = 1 / 3, 0.25 / 4
-    df = (seeds + samples) ** 2 / (seeds**2 / 2 + samples**2 / 2)
-    assert (found.mean, found.n) == (2.0, 3)
-    reach = student.ppf(0.975, df) * math.sqrt(seeds + samples)
-    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
-    assert same_sites_interval(table, table).low == pytest.approx(t_interval([1.0, 2.0, 3.0]).low)
-    # a client that takes no part with one seed
-    third = np.column_stack([table, [5.0, np.nan, 5.0]])
-    wide = same_sites_interval(third, np.column_stack([half, [5.3, np.nan, 5.1]]))
-    assert wide.mean == pytest.approx(np.mean([7 / 3, 2.0, 11 / 3]))
-    assert wide.low < wide.mean < wide.high
-    # one without a half
-    assert same_sites_interval(third, np.column_stack([half, [np.nan] * 3])) is None
-    assert same_sites_interval(table, np.full_like(table, np.nan)) is None
-    assert same_sites_interval(table[:2], half[:2]) is None
-    assert same_sites_interval(table[:, :1], half[:, :1]) is None
-
-
-@pytest.mark.parametrize(
-    ("apart", "samples", "degrees"),
-    [
-        # sum d^2 = 4, sum d^4 = 16: 3 * 4^2 / 16 degrees
-        ([2.0, 0.0, 0.0, 0.0], 4 / 4**2, 3.0),
-        # 10 and 82: 3 * 100 / 82
-        ([3.0, -1.0, 0.0, 0.0], 10 / 4**2, 300 / 82),
-        # 4 and 4: 3 * 16 / 4 = 12, but there are four clients
-        ([1.0, -1.0, 1.0, -1.0], 4 / 4**2, 4.0),
-    ],
-)
-def test_the_degrees_of_freedom_of_test_samples_by_hand(apart, samples, degrees):
-    table = np.array([1.0, 2.0, 3.0])[:, None] + np.zeros(4)
-    assert same_sites_variances(table, table + np.array(apart)) == pytest.approx(
-        (1 / 3, samples, degrees)
-    )
-
-
-def test_the_interval_of_the_same_sites_covers_other_test_samples():
-    """Twelve clients with 9 to 40 test samples, the same with each of five seeds."""
-    rng, repeats, inside, alone = np.random.default_rng(0), 400, 0, 0
-    for _ in range(repeats):
-        sizes, truth = rng.integers(9, 41, 12), rng.normal(size=12)
-        samples = [t + 3 * rng.normal(size=n) for t, n in zip(truth, sizes, strict=True)]
-        noise = 0.1 * rng.normal(size=(5, 12)) + 0.1 * rng.normal(size=(5, 1))
-        table = np.array([own.mean() for own in samples]) + noise
-        half = np.array([own[1::2].mean() for own in samples]) + noise
-        found, seeds = same_sites_interval(table, half), t_interval(table.mean(1).tolist())
-        inside += found.low <= truth.mean() <= found.high
-        alone += seeds.low <= truth.mean() <= seeds.high
-    assert 0.93 <= inside / repeats <= 0.985
-    assert alone / repeats < 0.6
 
 
 def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():

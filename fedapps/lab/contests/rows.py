@@ -1,0 +1,179 @@
+"""What the test rows of clients say of a gain: its size, and intervals.
+
+In fold f a method scores every client on rows that neither training nor any choice has
+seen. A measure of a client is taken over its rows of all folds: a mean (accuracy), the
+root of a mean (RMSE), a mean over classes (balanced accuracy), or the share of pairs in
+the right order, pairs within a fold, since two folds have two models (AUROC,
+concordance). Each is, to first order, a mean of influences phi_i of the rows (for AUROC
+DeLong's components), so that the gain of client k has the variance sum_i (phi_i' -
+phi_i'' - its mean)^2 / (n (n - 1)), paired row by row.
+
+These sites: the mean gain of these clients, by the models of these folds. Its variance
+is the mean of the clients' variances over K. Test rows of one fold are training rows of
+the others, so that this alone is too small where methods differ little; Nadeau and
+Bengio multiply it by 1 + F n_test / n_train = 1 + F / (F - 1) (coverage of both:
+docs/which-method.md). Sites like these: Student's over the clients, never narrower than
+that for these sites.
+
+Sources: DeLong, DeLong, Clarke-Pearson, "Comparing the Areas under Two or More
+Correlated Receiver Operating Characteristic Curves", Biometrics 44(3), 1988, doi
+10.2307/2531595; Nadeau, Bengio, "Inference for the Generalization Error", Machine
+Learning 52, 2003, doi 10.1023/A:1024068626366, section 4.1.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.lab.results.seeds import Interval, t_interval
+
+Floats = NDArray[np.float64]
+#: The rows of each client in a fold (n, 3): label, right, value
+#: (``fedapps.clients.base.scores.row_results``).
+Rows = Mapping[str, Floats]
+#: Quantile of the normal law for 95 %.
+Z = 1.959964
+#: Measures of which less is better.
+ERRORS = ("rmse",)
+
+
+def read_rows(path: Path) -> dict[str, Floats]:
+    """Return the rows of each client in a run's test-rows.csv; {} without one."""
+    found: dict[str, list[list[float]]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for client, *numbers in list(csv.reader(file))[1:]:
+                found.setdefault(client, []).append([float(number) for number in numbers])
+    return {client: np.array(rows) for client, rows in found.items()}
+
+
+def measured(folds: Sequence[Floats], measure: str) -> tuple[float, list[Floats]]:
+    """Return a client's measure over its rows of all folds, higher is better, and the
+    influences of the rows of each fold; NaN if it is undefined.
+    """
+    sizes = [len(rows) for rows in folds]
+    rows = np.concatenate(folds)
+    if measure in ("auroc", "concordance"):
+        counts = [ordered_pairs(one, measure) for one in folds]
+        right, pairs = (np.concatenate([c[i] for c in counts]) for i in (0, 1))
+        if not pairs.sum():
+            return math.nan, folds_of(np.full(len(rows), np.nan), sizes)
+        # each pair counts at both of its rows
+        value = float(right.sum() / pairs.sum())
+        phi = value + len(rows) * 2 * (right - value * pairs) / pairs.sum()
+    elif measure in ERRORS:
+        error = math.sqrt(rows[:, 2].mean())
+        value = -error
+        phi = -(error + (rows[:, 2] - error**2) / (2 * error or 1.0))
+    elif measure == "macro-recall":
+        classes, place, n = np.unique(rows[:, 0], return_inverse=True, return_counts=True)
+        recall = np.bincount(place, rows[:, 1]) / n
+        value = float(recall.mean())
+        phi = value + len(rows) / (len(classes) * n[place]) * (rows[:, 1] - recall[place])
+    else:
+        value, phi = float(rows[:, 1].mean()), rows[:, 1]
+    return value, folds_of(phi, sizes)
+
+
+def folds_of(values: Floats, sizes: Sequence[int]) -> list[Floats]:
+    """Return values cut into pieces of these sizes."""
+    return np.split(values, np.cumsum(sizes)[:-1])
+
+
+def ordered_pairs(rows: Floats, measure: str) -> tuple[Floats, Floats]:
+    """Return of each row in how many of its comparable pairs the order is right (a tie
+    is half of one), and how many these are. Comparable: of two classes; of times, if
+    the earlier one is an event's.
+    """
+    label, right, value = rows.T
+    above = label[:, None] > label if measure == "auroc" else label[:, None] < label
+    if measure == "concordance":  # the earlier row should have the larger risk
+        above &= right[:, None] == 1
+    order = (np.sign(value[:, None] - value) + 1) / 2 * above
+    return order.sum(1) + order.sum(0), (above.sum(1) + above.sum(0)).astype(float)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A gain over training alone. ``clients``: the gain and its standard error of each
+    client. ``here``: the interval for these sites; ``like``: for sites like these.
+    """
+
+    clients: Mapping[str, tuple[float, float]]
+    here: Interval
+    like: Interval
+
+    @property
+    def mean(self) -> float:
+        """The mean over clients."""
+        return self.here.mean
+
+    @property
+    def deviation(self) -> float:
+        """The standard error of which a normal law has the interval for these sites."""
+        return (self.here.high - self.here.low) / (2 * Z)
+
+    def regret(self, price: float = 0.0) -> tuple[float, float]:
+        """Return the expected regret of the method, and that of training alone, with a
+        price for federation.
+        """
+        mean = self.mean - price
+        (chance, size), (other, lost) = below(mean, self.deviation), below(-mean, self.deviation)
+        return chance * size, other * lost
+
+
+def below(mean: float, deviation: float) -> tuple[float, float]:
+    """Return P(x < 0) and E(-x | x < 0) of a normal x."""
+    from scipy.special import ndtr  # imported here because it is slow to import
+
+    if not deviation:
+        return float(mean < 0), max(-mean, 0.0)
+    z = mean / deviation
+    chance = float(ndtr(-z))
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return chance, (deviation * density / chance - mean) if chance else 0.0
+
+
+def gain(
+    ours: Sequence[Rows], alone: Sequence[Rows], clients: Sequence[str], measure: str, same: bool
+) -> Gain:
+    """Return the gain of a method over training alone at these clients, each of which
+    has a defined measure. ``ours``, ``alone``: their rows by fold, the same ones.
+    ``same``: every fold is tested on the same rows, with another seed; the influences
+    of a row are then averaged. Raises ``ValueError`` with fewer than two clients or
+    folds.
+    """
+    if len(clients) < 2 or len(ours) < 2:
+        raise ValueError(f"{len(clients)} clients, {len(ours)} folds: two of each are needed")
+    found: dict[str, tuple[float, float]] = {}
+    seeds = np.zeros(len(ours))
+    for client in clients:
+        there = [f for f, rows in enumerate(ours) if client in rows]
+        both = [[runs[f][client] for f in there] for runs in (ours, alone)]
+        (value, phi), (value_alone, phi_alone) = (measured(rows, measure) for rows in both)
+        apart = [a - b for a, b in zip(phi, phi_alone, strict=True)]
+        each = np.mean(apart, axis=0) if same else np.concatenate(apart)
+        deviation = float(each.std(ddof=1)) if len(each) > 1 else math.nan
+        found[client] = value - value_alone, deviation / math.sqrt(len(each))
+        if same:
+            seeds[there] += [float(one.mean()) for one in apart]
+    gains = np.array([one for one, _ in found.values()])
+    variances = np.array([error**2 for _, error in found.values()])
+    # a client with one row has the variance of the others
+    variances = np.where(np.isfinite(variances), variances, np.nanmean(variances))
+    mean, n = float(gains.mean()), len(ours)
+    error = math.sqrt(float(variances.sum())) / len(gains)
+    if same:  # rows and seeds are two sources
+        between = t_interval((seeds / len(gains)).tolist())
+        of_rows = math.hypot(Z * error, (between.high - between.low) / 2)
+    else:
+        of_rows = Z * error * math.sqrt(1 + n / (n - 1))
+    here = Interval(mean, error, mean - of_rows, mean + of_rows, len(gains))
+    sites = t_interval(gains.tolist())
+    reach = max((sites.high - sites.low) / 2, of_rows)
+    return Gain(found, here, Interval(mean, sites.std, mean - reach, mean + reach, len(gains)))
