@@ -123,8 +123,6 @@ def choices(contest: Contest) -> Section:
         "Gains over training alone at its best rate, on held-out samples: the largest of many, so "
         "they are too large. The gains above are of rows that no choice has seen."
     )
-    if state.unscored:
-        note += f" Not in these: {', '.join(state.unscored)} (no validation samples)."
     header = ("fold", "choice", "methods", "largest gains in the fold")
     return Section("Choices", note, header, tuple(rows))
 

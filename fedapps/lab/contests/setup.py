@@ -27,7 +27,6 @@ from fedapps.lab.contests.trials import (
     names_its_test,
     portfolio,
     score_on,
-    unscored,
 )
 from fedapps.lab.contests.verdict import Outcome
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
@@ -160,14 +159,13 @@ def start(
     known, left_out, settings, task = portfolio(given, methods)
     out.mkdir(parents=True, exist_ok=True)
     full, total = without_reserved(settings), settings.num_clients
-    named = unscored(task, total)
-    for name, reason in {**left_out, **named}.items():
-        say(f"{name} is left out{' of the choice' * (name in named)}: {reason}")
+    for name, reason in left_out.items():
+        say(f"{name} is left out: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
     measure, why, usual = measure_of(task, total)
-    state = State(asked, full, most, budget, known, left_out=left_out, unscored=named)
+    state = State(asked, full, most, budget, known, left_out=left_out)
     state.measure, state.why, state.delta, state.price = measure, why, delta or usual, price
     state.same_rows, state.folds = names_its_test(task, total), FOLDS
     say(f"measure: {measure}, {why}")

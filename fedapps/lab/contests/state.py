@@ -39,8 +39,6 @@ class State:
     #: The mean score of each trial and round on held-out samples, and of how many
     #: clients.
     scores: dict[str, list[float]] = field(default_factory=dict)
-    #: Clients that are not in the scores by which methods are chosen, with the reason.
-    unscored: dict[str, str] = field(default_factory=dict)
     done: bool = False
     costs: dict[str, list[float]] = field(default_factory=dict)
     start_seconds: float = 0.0

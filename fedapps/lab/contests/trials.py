@@ -17,7 +17,6 @@ from typing import Any
 
 from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.client_samples import names_of
 from fedapps.lab.contests.rows import Rows, read_rows
 from fedapps.lab.sweeps.plan import without_reserved
 from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, run_one
@@ -28,7 +27,7 @@ from fedapps.records.rounds import status_of
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import check_used, chosen
 from fedapps.settings.settings import Settings
-from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task
+from fedapps.tasks.capabilities import Task
 from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.registry import find_task
 
@@ -266,20 +265,6 @@ def portfolio(
     check_used(base, used)
     assert alone is not None
     return known, left_out, *alone
-
-
-def unscored(task: Task, total: int) -> dict[str, str]:
-    """Return the clients that have no validation samples, by which methods are
-    chosen.
-    """
-
-    def scored(k: int) -> int:
-        if isinstance(task, SplitsSamples):
-            return len(task.split(k, total)[2])
-        return len(task.client_data(k, total).test) if isinstance(task, HasNet) else 1
-
-    names = names_of(task, total)
-    return {names[k]: "no validation samples" for k in range(total) if not scored(k)}
 
 
 def _normalises(task: Any) -> bool:
