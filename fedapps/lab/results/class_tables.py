@@ -48,6 +48,28 @@ def classes_section(run: RunFolder) -> Section | None:
     return Section("Classes", " ".join(notes), header, tuple(rows))
 
 
+def trivial_sentence(run: RunFolder) -> str:
+    """Return that a run is below the trivial predictor, which knows the test samples of
+    all clients and always answers the same; "" if it is not.
+    """
+    if (found := _matrix(run)) is not None and found[1].sum():
+        names, counts = found
+        actual, total = counts.sum(1), counts.sum()
+        shares = [percent_text(float(n / total)) for n in (counts.trace(), actual.max())]
+        return (
+            f"Below the trivial predictor: right for {shares[0]} of all test samples, always "
+            f"answering {names[actual.argmax()]!r} for {shares[1]}."
+            if counts.trace() < actual.max()
+            else ""
+        )
+    if is_number(r2 := run.evaluation.get("r2-pooled")) and r2 < 0:
+        return (
+            "Below the trivial predictor: always answering the mean of all test samples has a "
+            f"smaller error (R² {r2:.2f})."
+        )
+    return ""
+
+
 def confusion_figure(run: RunFolder, theme: Theme) -> Figure | None:
     """Return the confusion matrix as a heat map, each row in shares of its class; of
     many classes those with the most errors.

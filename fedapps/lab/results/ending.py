@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.compare import compared
 from fedapps.lab.results.parts import run_sections
 from fedapps.lab.results.report import scored_sentence
@@ -18,5 +19,7 @@ def show_ending(folder: Path, console: Console) -> None:
     run = read_run(folder)
     if sentence := scored_sentence(run).strip():
         console.print(sentence)
+    if below := trivial_sentence(run):
+        console.print(below)
     for section in run_sections(run):
         console.print(section.terminal())

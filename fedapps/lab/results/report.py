@@ -21,6 +21,7 @@ from fedapps.lab.charts import html
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
+from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.gains import gain_over_local
 from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections, write_plots
@@ -122,6 +123,7 @@ def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
         *([html.paragraph(going, "quiet")] if going else []),
+        *([html.paragraph(below)] if (below := trivial_sentence(run)) else []),
         *_key_numbers(run),
     ]
     if pictures:

@@ -12,6 +12,7 @@ from rich.console import Console
 from fedapps.algorithms.common.survival import GROUPS
 from fedapps.lab.api import load
 from fedapps.lab.results.compare import compare
+from fedapps.lab.results.ending import show_ending
 from fedapps.lab.results.parts import (
     COMPARISON,
     PLOTS,
@@ -82,3 +83,25 @@ def test_every_plot_has_a_description():
     titles = [(page, plot.title) for page, plots in PLOTS.items() for plot in plots]
     assert len(set(titles)) == len(titles)
     assert all(len(title) > 5 for _, title in titles)
+
+
+@pytest.mark.parametrize(
+    ("confusion", "r2", "said"),
+    [
+        ("a,7,3\nb,1,9\n", None, ""),
+        ("a,90,4\nb,6,0\n", None, "right for 90.0 % of all test samples, always answering 'a' for 94.0 %"),
+        ("a,90,4\nb,2,4\n", None, ""),  # as good as it
+        ("", -0.25, "always answering the mean of all test samples has a smaller error (R² -0.25)"),
+        ("", 0.1, ""),
+    ],
+)  # fmt: skip
+def test_a_run_below_the_trivial_predictor_says_so_first(write_run, capsys, confusion, r2, said):
+    path = write_run("run", last={"accuracy-mean": 0.9} | ({"r2-pooled": r2} if r2 else {}))
+    if confusion:
+        (path / "confusion.csv").write_text(f"actual,a,b\n{confusion}")
+    show_ending(path, Console(width=200))
+    page = write_report(path).read_text()
+    for text in (capsys.readouterr().out, page.replace("&#x27;", "'")):
+        assert ("Below the trivial predictor" in text) == bool(said)
+        assert said in text
+    assert not said or page.index("Below") < page.index("<h2>")
