@@ -80,15 +80,12 @@ class Contest:
         """Choose in a fold, and score the choice on its test rows."""
         state, began, rounds = self.state, self.clock(), self.trials.rounds
         found: dict[str, Any] = {"methods": list(state.methods), "tried": {}}
-        eighth = rounds // PARTS
-        (alone, *other), _ = self._best_rates(number, [LOCAL], state.given[RATE], ALONE_GRID, found)
+        left = self._best_rates(number, [LOCAL], state.given[RATE], ALONE_GRID, found)
         others = [m for m in state.methods if m != LOCAL]
-        left, gains = self._best_rates(number, others, alone.rate, GRID, found)
-        left = [alone, *other, *left]
-        for until in (max(rounds // 4, eighth), max(rounds // 2, eighth), rounds):
-            gains = self._gains(number, left, until)
-            if until < rounds:
-                left = self._better_half(gains)
+        left += self._best_rates(number, others, left[0].rate, GRID, found)
+        for until in (rounds // 4, rounds // 2):
+            left = self._better_half(self._gains(number, left, until))
+        gains = self._gains(number, left, rounds)
         best = max((w for w in gains if w.method != LOCAL), key=lambda w: gains[w])
         finalists = {w.method: w.rate for w in reversed(self._kept(gains))} | {
             best.method: best.rate
@@ -139,9 +136,9 @@ class Contest:
         centre: float,
         exponents: Sequence[float],
         found: dict[str, Any],
-    ) -> tuple[list[Contestant], dict[Contestant, float]]:
-        """Return the two best rates of each method, and their scores. Raises
-        ``RunFailed`` if one of ``KEPT`` fails at every rate.
+    ) -> list[Contestant]:
+        """Return the two best rates of each method. Raises ``RunFailed`` if one of
+        ``KEPT`` fails at every rate.
         """
         grids = {m: grid(m, centre, exponents) for m in methods}
         scores: dict[Contestant, float] = {}
@@ -166,7 +163,7 @@ class Contest:
             if not best_first:
                 self.state.left_out[method] = f"failed at every rate: {self._reason(method)}"
             kept += best_first[:2]
-        return kept, scores
+        return kept
 
     def _scores(
         self, number: int, everyone: Sequence[Contestant], until: int
