@@ -62,7 +62,7 @@ def trivial_sentence(run: RunFolder) -> str:
             if counts.trace() < actual.max()
             else ""
         )
-    if is_number(r2 := run.evaluation.get("r2-pooled")) and r2 < 0:
+    if (r2 := run.evaluation.get("r2-pooled", 0.0)) < 0:
         return (
             "Below the trivial predictor: always answering the mean of all test samples has a "
             f"smaller error (R² {r2:.2f})."
