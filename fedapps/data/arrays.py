@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapps.data.columns import label_column
-from fedapps.data.frame import Frame, is_list, is_number
+from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
-from fedapps.data.tables import ROW_NUMBERS, matching, some
+from fedapps.data.tables import ROW_NUMBERS, matching
 from fedapps.errors import UserError
 
 BATCH = 1000

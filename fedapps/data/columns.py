@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
-from fedapps.data.frame import Frame, is_list
+from fedapps.data.frame import Frame, is_list, some
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
 from fedapps.errors import UserError
 
@@ -42,7 +42,7 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
             hint = f"; {FILE} stands for a sample's file or folder" * (setting == source.client)
             raise UserError(
                 f"{setting} = {column!r}: {source} has the columns "
-                f"{', '.join(data.columns)}{f': {near}' if near else hint}"
+                f"{some(data.columns)}{f': {near}' if near else hint}"
             )
 
 
@@ -58,7 +58,7 @@ def check_plain(data: Frame, setting: str, column: str) -> None:
     if str(kind).startswith("struct<") or is_list(kind):
         raise UserError(
             f"{setting} = {column!r}: holds no plain value per sample, name another of "
-            f"{', '.join(data.columns)}"
+            f"{some(data.columns)}"
         )
 
 
@@ -139,7 +139,7 @@ def label_column(data: Frame, source: Source, name: str) -> str:
                 "put those of each class into a folder of its name"
             )
         raise UserError(
-            f"data.label: no label column found in {source}, name one of {', '.join(data.columns)},"
+            f"data.label: no label column found in {source}, name one of {some(data.columns)},"
             f" as data.label={data.column_names[-1]}"
         )
     return name or (usual or list(data.classes))[0]

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,12 @@ def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
         any(part.commas for _, part in parts),
         tuple(dict.fromkeys(line for _, part in parts for line in part.account)),
     )
+
+
+def some(names: Collection[str], most: int = 30) -> str:
+    """Return the first names as text, for a message."""
+    rest = len(names) - most
+    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def left_out(names: Iterable[str], why: str) -> list[str]:

@@ -21,7 +21,7 @@ from fedapps.data.columns import (
     parts_of,
 )
 from fedapps.data.flower_partitioners import LABEL, column_by
-from fedapps.data.frame import Frame, left_out
+from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
 from fedapps.data.sample_groups import check_persons, grouped
 from fedapps.data.samples import Columns, Samples
@@ -251,7 +251,7 @@ def _find_image(data: Frame, source: Source, name: str) -> str:
     """Return the image column: the named one, else the only one, else the one with a
     common name.
     """
-    columns, images = ", ".join(data.columns), sorted(data.images)
+    columns, images = some(data.columns), sorted(data.images)
     if name:
         if name not in images:
             raise UserError(

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from fedapps.data.csv_files import NO_UTF8, read_csv
-from fedapps.data.frame import Frame, joined, left_out
+from fedapps.data.frame import Frame, check_names, joined, left_out
 from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
@@ -79,8 +79,8 @@ def read_local(path: Path, source: Source) -> Frame:
         if (kind := kind_of(path)) in ("", *MEDIA, "text"):
             tables = [ending for ending, kind in KINDS.items() if kind not in (*MEDIA, "text")]
             raise UserError(
-                f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}, else "
-                "name a folder"
+                f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}: save a "
+                "table as csv, or name a folder"
             )
         files = [path]
         if kind != ARRAYS:
@@ -201,7 +201,12 @@ def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
 
 
 def _parquet(file: Path) -> Frame:
-    return Frame.of(parquet.ParquetFile(file).read())
+    opened = parquet.ParquetFile(file)
+    schema = opened.schema_arrow
+    check_names(schema.names)
+    # by column: memory then never holds the whole file beside its values
+    columns = [opened.read([name]).column(name) for name in schema.names]
+    return Frame.of(pa.Table.from_arrays(columns, schema=schema))
 
 
 def _arrow(file: Path) -> Frame:

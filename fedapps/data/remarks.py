@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
+from fedapps.data.frame import some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import FILE, PART_NAMES
-from fedapps.data.tables import some
 
 #: More whole numbers than this are rarely meant as classes.
 FEW = 20

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.data.columns import coded, label_column
-from fedapps.data.frame import Frame, is_number, is_text
+from fedapps.data.frame import Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
@@ -151,12 +151,6 @@ def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
             )
         chosen |= dict.fromkeys(matches)
     return [*chosen]
-
-
-def some(names: Collection[str], most: int = 30) -> str:
-    """Return the first names as text, for a message."""
-    rest = len(names) - most
-    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def features_of(
