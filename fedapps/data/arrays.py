@@ -51,7 +51,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     """
     depths = depths_of(data)
     if wanted:
-        chosen = matching(data.column_names, wanted, source)
+        chosen = matching(data.columns, wanted, source)
         for name in chosen:
             if depths[name] is None:
                 raise UserError(
@@ -78,7 +78,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     if not free:
         raise UserError(
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{some(data.column_names)}"
+            f"{some(data.columns)}"
         )
     return arrays or list(free)
 

@@ -55,8 +55,9 @@ def one_by_one(folder: Path | None, source: Source, read: Callable[[Path, Source
         if not len(frame):
             empty.append(entry.name)
             continue
-        names = pa.array([client_of(entry)] * len(frame), pa.string())
-        parts.append((entry.name, frame.by_name().with_column(FILE, names)))
+        named = frame.by_name()
+        client = pa.chunked_array([[client_of(entry)] * len(frame)], pa.string())
+        parts.append((entry.name, replace(named, columns={**named.columns, FILE: client})))
     said += left_out(strange, "no file that is read") + left_out(empty, "without samples")
     if not parts:
         raise UserError(

@@ -140,7 +140,7 @@ def label_column(data: Frame, source: Source, name: str) -> str:
             )
         raise UserError(
             f"data.label: no label column found in {source}, name one of {some(data.columns)},"
-            f" as data.label={data.column_names[-1]}"
+            f" as data.label={[*data.columns][-1]}"
         )
     return name or (usual or list(data.classes))[0]
 

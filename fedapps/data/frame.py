@@ -43,7 +43,9 @@ class Frame:
         images = {
             name
             for name, column in columns.items()
-            if kinds.get(name, "Image") == "Image" and is_encoded(column.type)
+            if kinds.get(name, "Image") == "Image"
+            and str(column.type).startswith("struct<")
+            and column.type.get_field_index("bytes") >= 0  # files: their bytes or their paths
         }
         return cls(columns, classes, frozenset(images))
 
@@ -59,28 +61,13 @@ class Frame:
     def __getitem__(self, name: str) -> list[Any]:
         """Return the cells of a column as Python's objects, classes by their names."""
         cells: list[Any] = self.columns[name].to_pylist()
-        if name not in self.classes:
-            return cells
-        names = self.classes[name]
-        return [names[cell] if cell is not None and cell >= 0 else None for cell in cells]
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns, in the order of the file."""
-        return list(self.columns)
+        if names := self.classes.get(name):
+            cells = [None if cell is None or cell < 0 else names[cell] for cell in cells]
+        return cells
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Frame":
         """Return the samples with these numbers."""
-        import pyarrow as pa
-
-        at = pa.array(rows)
-        return replace(self, columns={name: one.take(at) for name, one in self.columns.items()})
-
-    def with_column(self, name: str, cells: "pa.Array") -> "Frame":
-        """Return the samples with one more column."""
-        import pyarrow as pa
-
-        return replace(self, columns={**self.columns, name: pa.chunked_array([cells])})
+        return replace(self, columns={name: one.take(rows) for name, one in self.columns.items()})
 
     def by_names(self, name: str) -> "pa.ChunkedArray":
         """Return a column, of classes by their names."""
@@ -175,11 +162,6 @@ def is_number(kind: "pa.DataType") -> bool:
 def is_list(kind: "pa.DataType") -> bool:
     """Return whether a column of this type holds lists."""
     return str(kind).startswith(("list<", "large_list<", "fixed_size_list<"))
-
-
-def is_encoded(kind: "pa.DataType") -> bool:
-    """Return whether a column of this type holds files: their bytes or their paths."""
-    return str(kind).startswith("struct<") and kind.get_field_index("bytes") >= 0
 
 
 def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":

@@ -65,9 +65,8 @@ def kind_of(path: Path) -> str:
 
 def client_of(path: Path) -> str:
     """Return the name of the client that a file or folder is of."""
-    if path.is_dir():
-        return path.name
-    return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+    packed = path.suffix.lower() in COMPRESSED
+    return path.name if path.is_dir() else Path(path.stem).stem if packed else path.stem
 
 
 def read_local(path: Path, source: Source) -> Frame:
@@ -212,11 +211,9 @@ def _parquet(file: Path) -> Frame:
 def _arrow(file: Path) -> Frame:
     """Read either of the two formats of Arrow files."""
     with pa.memory_map(str(file)) as mapped:
-        try:
-            return Frame.of(pa.ipc.open_file(mapped).read_all())
-        except pa.ArrowInvalid:
-            mapped.seek(0)
-            return Frame.of(pa.ipc.open_stream(mapped).read_all())
+        opener = pa.ipc.open_file if mapped.read(6) == b"ARROW1" else pa.ipc.open_stream
+        mapped.seek(0)
+        return Frame.of(opener(mapped).read_all())
 
 
 def _lines(file: Path) -> Frame:

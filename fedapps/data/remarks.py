@@ -104,14 +104,10 @@ def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
     if not small:
         return lines
     shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
-    verb = (
-        "have fewer than {} samples (data.min-samples) and are"
-        if len(small) > 1
-        else "has fewer than {} samples (data.min-samples) and is"
-    )
-    of = int((counts > 0).sum())
+    have, are = ("have", "are") if len(small) > 1 else ("has", "is")
     return [
         *lines,
-        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
-        f"{verb.format(options.min_samples)} left out: {shown}",
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {int((counts > 0).sum())} "
+        f"clients {have} fewer than {options.min_samples} samples (data.min-samples) and {are} "
+        f"left out: {shown}",
     ]

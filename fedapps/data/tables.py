@@ -11,7 +11,7 @@ site's own table.
 
 import fnmatch
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,7 +89,7 @@ def labels_in(columns: Collection[str], label: str) -> tuple[str, ...]:
     return (label,) if label in columns else names_in(label)
 
 
-def resolved(options: DataOptions, columns: Sequence[str], fixed: bool = False) -> DataOptions:
+def resolved(options: DataOptions, columns: Collection[str], fixed: bool = False) -> DataOptions:
     """Return the options with those of a known table, and with the column ``client``,
     where they name no other.
 
@@ -137,7 +137,7 @@ def suggested(data: Frame, others: Collection[str]) -> str:
     return ""
 
 
-def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
+def matching(columns: Collection[str], wanted: str, source: Source) -> list[str]:
     """Return the columns that names or patterns with commas between them stand for.
     Raises ``UserError``.
     """
@@ -161,7 +161,7 @@ def features_of(
     others, named = {*labels, *options.told_apart}, names_in(options.categorical)
     chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
     if options.features:
-        chosen = matching(data.column_names, options.features, source)
+        chosen = matching(data.columns, options.features, source)
         if taken := [name for name in chosen if name in others]:
             raise UserError(
                 f"data.features = {options.features!r}: column {taken[0]!r} is the label, the "
@@ -200,7 +200,7 @@ def features_of(
         categories=tuple(categories),
         written=tuple(written),
         scaled=(True,) * len(numeric) + (False,) * len(levels),
-        known=find_preset(data.column_names, options.preset) is not None,
+        known=find_preset(data.columns, options.preset) is not None,
         suggested="" if options.natural_id else suggested(data, {*labels, *names_in(options.drop)}),
     )
 
