@@ -13,6 +13,7 @@ import fnmatch
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from fedapps.data.source import Source
 from fedapps.data.table_columns import Floats, dummies, finite, numbers_in
 from fedapps.data.written_numbers import FEW_VALUES
 from fedapps.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: A text column with more values is no category.
 MAX_LEVELS = 100
@@ -41,6 +45,7 @@ CLIENT_NAMES = (
 MOST_CLIENTS, LEAST_ROWS = 1000, 5
 #: What a column of numbers of rows or people is called, and what is said of it.
 NUMBER = re.compile(r"(?i:^|_|\b)(?:id|index|no|nr|row|number)$|[a-z]I[dD]$")
+LABEL = "goes with the label, one value per class, and is a feature: drop it (data.drop)"
 ROW = "looks like the number of a row or a person, and is used as a feature: drop it (data.drop)"
 
 
@@ -191,7 +196,9 @@ def features_of(
             )
         else:
             left_out.append(name)
-    if not numeric and not levels:
+    label, used = data.columns[labels[0]], [*numeric, *categories]
+    written += [f"{name}: {LABEL}" for name in used if _is_the_label(data.columns[name], label)]
+    if not used:
         why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
         raise UserError(f"data.features: no column of {source} is left to learn from{why}")
     return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
@@ -203,6 +210,16 @@ def features_of(
         known=find_preset(data.columns, options.preset) is not None,
         suggested="" if options.natural_id else suggested(data, {*labels, *names_in(options.drop)}),
     )
+
+
+def _is_the_label(column: "pa.ChunkedArray", label: "pa.ChunkedArray") -> bool:
+    """Return whether each value of a column goes with one class, and each class with
+    one value.
+    """
+    if label.type.num_fields or len(column.slice(0, 1000).unique()) > FEW_VALUES:
+        return False
+    pairs = set(zip(column.to_pylist(), label.to_pylist(), strict=True))
+    return 1 < len(pairs) == len(column.unique()) == len(label.unique())
 
 
 def _counts_rows(column: Floats, name: str) -> bool:

@@ -293,6 +293,16 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         read_samples(DataOptions(source=str(folder), partition="iid"))
 
 
+def test_a_column_that_says_the_label_is_noted(tmp_path):
+    cells = [("abc"[k % 3], k // 2 % 2, "ab"[k % 2], k % 2, "rb"[k % 2]) for k in range(30)]
+    (tmp_path / "t.csv").write_bytes(table("three,mixed,two,one,y", rows=cells))
+    samples = read_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    noted = [
+        line.split(":")[0] for line in samples.numbers.written if "one value per class" in line
+    ]
+    assert noted == ["one", "two"]
+
+
 def test_names_that_look_alike_and_numbers_of_rows_are_noted(tmp_path):
     lines = [f"{100 + k},{['bern', 'bern ', 'Bern'][k % 3]},{k % 2}" for k in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["patient,ward,y", *lines]))
