@@ -2,18 +2,15 @@
 as its part.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
-from fedapps.data.frame import Frame, is_list, some
+from fedapps.data.frame import Column, Frame, is_list, some
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LABEL_NAMES = (
     "label",
@@ -145,7 +142,7 @@ def label_column(data: Frame, source: Source, name: str) -> str:
     return name or (usual or list(data.classes))[0]
 
 
-def coded(column: "pa.ChunkedArray") -> tuple[list[Any], npt.NDArray[np.int64]]:
+def coded(column: Column) -> tuple[list[Any], npt.NDArray[np.int64]]:
     """Return the different values of a column, sorted, and the number (N,) of that in
     each cell, -1 where one is missing or NaN.
     """

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from fedapps.errors import UserError
 
 if TYPE_CHECKING:  # imported where it is used: a worker with a warm cache does without
     import pyarrow as pa
+
+#: A column of a table.
+Column: TypeAlias = "pa.ChunkedArray"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Frame:
     each.
     """
 
-    columns: "Mapping[str, pa.ChunkedArray]"
+    columns: Mapping[str, Column]
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
     commas: bool = False
@@ -69,13 +72,12 @@ class Frame:
         """Return the samples with these numbers."""
         return replace(self, columns={name: one.take(rows) for name, one in self.columns.items()})
 
-    def by_names(self, name: str) -> "pa.ChunkedArray":
+    def by_names(self, name: str) -> Column:
         """Return a column, of classes by their names."""
         import pyarrow as pa
 
-        if name not in self.classes:
-            return self.columns[name]
-        return pa.chunked_array([pa.array(self[name], pa.string())])
+        noted = name in self.classes
+        return pa.chunked_array([self[name]], pa.string()) if noted else self.columns[name]
 
     def by_name(self) -> "Frame":
         """Return the samples with classes by their names, as text."""
@@ -164,7 +166,7 @@ def is_list(kind: "pa.DataType") -> bool:
     return str(kind).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
-def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+def _plain(column: Column) -> Column:
     """Return a column with categories as their values and extensions as stored."""
     import pyarrow as pa
 

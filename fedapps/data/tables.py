@@ -13,23 +13,19 @@ import fnmatch
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.data.columns import coded, label_column
-from fedapps.data.frame import Frame, is_number, is_text, some
+from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
 from fedapps.data.table_columns import Floats, dummies, finite, numbers_in
 from fedapps.data.written_numbers import FEW_VALUES
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: A text column with more values is no category.
 MAX_LEVELS = 100
@@ -212,7 +208,7 @@ def features_of(
     )
 
 
-def _is_the_label(column: "pa.ChunkedArray", label: "pa.ChunkedArray") -> bool:
+def _is_the_label(column: Column, label: Column) -> bool:
     """Return whether each value of a column goes with one class, and each class with
     one value.
     """
