@@ -366,8 +366,20 @@ def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
         single_values |= found.keys() - columns.keys()
         table = arrow_table(columns, f"{source.setting} = '{path}':")
         parts.append((f"split {split!r}", Frame.of(table)))
+    splits = (*source.split.replace(" ", "").split("+"), source.test, source.validation_split)
+    rest = [n for place, n, _ in arrays if not any(_name_in(one, place, n) for one in splits)]
     said = left_out(sorted(single_values), "no rows")
+    if len(rest) < len(arrays):  # else none is of a split: all are read
+        said += left_out(rest, "not of this split")
     return replace(joined(parts, source.setting), account=tuple(said))
+
+
+def _name_in(split: str, place: str, name: str) -> str:
+    """Return what an array is called in a split; "" if it is not of that."""
+    if place == split:
+        return name
+    ends = name.lower().endswith((f"_{split}".lower(), f"-{split}".lower()))
+    return name[: -len(split) - 1] if ends else ""
 
 
 def _of_split(
@@ -376,13 +388,8 @@ def _of_split(
     """Return the arrays of one split by name: those whose file or name says so, without
     the split's name; else all of a single file or folder.
     """
-    own: dict[str, npt.NDArray[Any]] = {}
-    for place, name, array in arrays:
-        for ending in (f"_{source.split}", f"-{source.split}"):
-            if place == source.split:
-                own[name] = array
-            elif name.lower().endswith(ending.lower()):
-                own[name[: -len(ending)]] = array
+    named = ((_name_in(source.split, place, name), array) for place, name, array in arrays)
+    own = {name: array for name, array in named if name}
     places = {place for place, _, _ in arrays}
     if own or (source.split == "train" and len(places) == 1):
         return own or {name: array for _, name, array in arrays}

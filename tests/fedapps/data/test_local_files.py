@@ -293,6 +293,21 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         read_samples(DataOptions(source=str(folder), partition="iid"))
 
 
+def test_arrays_of_another_split_are_accounted_for(tmp_path):
+    arrays = {f"{name}_{split}": np.arange(8) % 2 for split in ("train", "test") for name in "xy"}
+    (folder := tmp_path / "sites").mkdir()
+    for name in ("set.npz", "more.npz"):
+        np.savez(folder / name, **arrays)
+    for test, said in (("", ["left out (not of this split): x_test, y_test"]), ("test", [])):
+        alone = DataOptions(source=str(folder / "set.npz"), partition="iid", test=test)
+        clients = DataOptions(
+            source=str(folder), natural_id="@file", partition="natural", test=test
+        )
+        for options in (alone, clients):
+            account = read_samples(options).account
+            assert [line for line in account if "left out" in line] == said
+
+
 def test_a_column_that_says_the_label_is_noted(tmp_path):
     cells = [("abc"[k % 3], k // 2 % 2, "ab"[k % 2], k % 2, "rb"[k % 2]) for k in range(30)]
     (tmp_path / "t.csv").write_bytes(table("three,mixed,two,one,y", rows=cells))
