@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapps.data.columns import label_column
-from fedapps.data.frame import Frame, is_list, is_number
+from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
-from fedapps.data.tables import ROW_NUMBERS, matching, some
+from fedapps.data.tables import ROW_NUMBERS, matching
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -51,7 +51,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     """
     depths = depths_of(data)
     if wanted:
-        chosen = matching(data.column_names, wanted, source)
+        chosen = matching(data.columns, wanted, source)
         for name in chosen:
             if depths[name] is None:
                 raise UserError(
@@ -78,7 +78,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     if not free:
         raise UserError(
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{some(data.column_names)}"
+            f"{some(data.columns)}"
         )
     return arrays or list(free)
 

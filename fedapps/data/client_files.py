@@ -50,13 +50,17 @@ def one_by_one(folder: Path | None, source: Source, read: Callable[[Path, Source
                 f"{source.given_split}: no folder {source.split} lies beside {entry.name}, with "
                 "its samples of that split"
             )
-        frame = read(entry, replace(source, name=str(entry), test="", validation_split=""))
+        given = replace(source, name=str(entry))
+        if set(map(kind_of, files)) != {ARRAYS}:  # whose names say which are of a split
+            given = replace(given, test="", validation_split="")
+        frame = read(entry, given)
         said += frame.account[1:]
         if not len(frame):
             empty.append(entry.name)
             continue
-        names = pa.array([client_of(entry)] * len(frame), pa.string())
-        parts.append((entry.name, frame.by_name().with_column(FILE, names)))
+        named = frame.by_name()
+        client = pa.chunked_array([[client_of(entry)] * len(frame)], pa.string())
+        parts.append((entry.name, replace(named, columns={**named.columns, FILE: client})))
     said += left_out(strange, "no file that is read") + left_out(empty, "without samples")
     if not parts:
         raise UserError(
@@ -64,4 +68,4 @@ def one_by_one(folder: Path | None, source: Source, read: Callable[[Path, Source
             + "".join(f"; {line}" for line in said)
         )
     line = f"{folder.name}: {sum(len(part) for _, part in parts)} rows of {len(parts)} clients"
-    return replace(joined(parts, source.setting), account=(line, *said))
+    return replace(joined(parts, source.setting), account=(line, *dict.fromkeys(said)))

@@ -2,18 +2,15 @@
 as its part.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
-from fedapps.data.frame import Frame, is_list
+from fedapps.data.frame import Column, Frame, is_list, some
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LABEL_NAMES = (
     "label",
@@ -42,7 +39,7 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
             hint = f"; {FILE} stands for a sample's file or folder" * (setting == source.client)
             raise UserError(
                 f"{setting} = {column!r}: {source} has the columns "
-                f"{', '.join(data.columns)}{f': {near}' if near else hint}"
+                f"{some(data.columns)}{f': {near}' if near else hint}"
             )
 
 
@@ -58,7 +55,7 @@ def check_plain(data: Frame, setting: str, column: str) -> None:
     if str(kind).startswith("struct<") or is_list(kind):
         raise UserError(
             f"{setting} = {column!r}: holds no plain value per sample, name another of "
-            f"{', '.join(data.columns)}"
+            f"{some(data.columns)}"
         )
 
 
@@ -139,13 +136,13 @@ def label_column(data: Frame, source: Source, name: str) -> str:
                 "put those of each class into a folder of its name"
             )
         raise UserError(
-            f"data.label: no label column found in {source}, name one of {', '.join(data.columns)},"
-            f" as data.label={data.column_names[-1]}"
+            f"data.label: no label column found in {source}, name one of {some(data.columns)},"
+            f" as data.label={[*data.columns][-1]}"
         )
     return name or (usual or list(data.classes))[0]
 
 
-def coded(column: "pa.ChunkedArray") -> tuple[list[Any], npt.NDArray[np.int64]]:
+def coded(column: Column) -> tuple[list[Any], npt.NDArray[np.int64]]:
     """Return the different values of a column, sorted, and the number (N,) of that in
     each cell, -1 where one is missing or NaN.
     """

@@ -20,16 +20,17 @@ MISSING = (
     *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
     *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
-#: The most bytes of a header line.
-HEAD = 1 << 24
+#: The most bytes of a line. So many are read at a time: a block of a wide table then
+#: holds many of its rows.
+BLOCK = 1 << 24
 NO_UTF8 = "it is no UTF-8: save it as that"
-NAMELESS = "its first line holds values: write the names of the columns there"
+NAMELESS = "its first line holds values: write the names of the columns there, and nowhere else"
 
 
 def read_csv(path: Path) -> Frame:
     """Return the columns of a file: whole numbers, floats, or text."""
     with pa.input_stream(str(path)) as file:
-        head = file.read(HEAD)
+        head = file.read(BLOCK)
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
     given = re.match(r"\s*sep=(.)\r?\n", text)  # a line that Excel understands
@@ -58,6 +59,7 @@ def read_csv(path: Path) -> Frame:
                 skip_rows=len(re.findall(r"\r\n?|\n", text[: len(text) - len(body)])),
                 skip_rows_after_names=1,
                 encoding=encoding,
+                block_size=BLOCK,
             ),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow_csv.ConvertOptions(
@@ -69,13 +71,15 @@ def read_csv(path: Path) -> Frame:
     except pa.ArrowInvalid as error:
         if odd := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
             row, columns, cells = odd.groups()
-            why = f"row {row} has {cells} cells, and there are {columns} columns: not every row has"
-            raise ValueError(f"{why} as many") from None
+            raise ValueError(
+                f"row {row} has {cells} cells, and there are {columns} columns: give every row as "
+                "many, and remove lines that are not of the table"
+            ) from None
         if "straddl" in str(error):
             raise ValueError("a quotation mark is not closed, or no line ends") from None
         raise ValueError(NO_UTF8) from None
     named = [name for name in names if not is_number(name)]
-    if len(named) < len(names) and all(name in table[name][:100].to_pylist() for name in named):
+    if named and all(name in table[name][:100].to_pylist() for name in named):
         raise ValueError(NAMELESS)
     table, account = _without_blanks(table)
     names, texts = table.column_names, table.columns
@@ -122,10 +126,11 @@ def _numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of numbers, or of no value, as such; any other as it is."""
     if text.null_count == len(text):
         return pa.chunked_array([pa.nulls(len(text))])
-    for kind in (pa.int64(), pa.float64()):
-        for trim in (False, True):
+    for bare in (lambda cells: cells, pc.utf8_trim_whitespace):  # few columns need the second
+        cells = bare(text)
+        for kind in (pa.int64(), pa.float64()):
             try:
-                return (pc.utf8_trim_whitespace(text) if trim else text).cast(kind)
+                return cells.cast(kind)
             except pa.ArrowInvalid:
                 pass
     return text

@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from fedapps.errors import UserError
 
 if TYPE_CHECKING:  # imported where it is used: a worker with a warm cache does without
     import pyarrow as pa
+
+#: A column of a table.
+Column: TypeAlias = "pa.ChunkedArray"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Frame:
     each.
     """
 
-    columns: "Mapping[str, pa.ChunkedArray]"
+    columns: Mapping[str, Column]
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
     commas: bool = False
@@ -43,7 +46,9 @@ class Frame:
         images = {
             name
             for name, column in columns.items()
-            if kinds.get(name, "Image") == "Image" and is_encoded(column.type)
+            if kinds.get(name, "Image") == "Image"
+            and str(column.type).startswith("struct<")
+            and column.type.get_field_index("bytes") >= 0  # files: their bytes or their paths
         }
         return cls(columns, classes, frozenset(images))
 
@@ -59,36 +64,20 @@ class Frame:
     def __getitem__(self, name: str) -> list[Any]:
         """Return the cells of a column as Python's objects, classes by their names."""
         cells: list[Any] = self.columns[name].to_pylist()
-        if name not in self.classes:
-            return cells
-        names = self.classes[name]
-        return [names[cell] if cell is not None and cell >= 0 else None for cell in cells]
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns, in the order of the file."""
-        return list(self.columns)
+        if names := self.classes.get(name):
+            cells = [None if cell is None or cell < 0 else names[cell] for cell in cells]
+        return cells
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Frame":
         """Return the samples with these numbers."""
-        import pyarrow as pa
+        return replace(self, columns={name: one.take(rows) for name, one in self.columns.items()})
 
-        at = pa.array(rows)
-        return replace(self, columns={name: one.take(at) for name, one in self.columns.items()})
-
-    def with_column(self, name: str, cells: "pa.Array") -> "Frame":
-        """Return the samples with one more column."""
-        import pyarrow as pa
-
-        return replace(self, columns={**self.columns, name: pa.chunked_array([cells])})
-
-    def by_names(self, name: str) -> "pa.ChunkedArray":
+    def by_names(self, name: str) -> Column:
         """Return a column, of classes by their names."""
         import pyarrow as pa
 
-        if name not in self.classes:
-            return self.columns[name]
-        return pa.chunked_array([pa.array(self[name], pa.string())])
+        noted = name in self.classes
+        return pa.chunked_array([self[name]], pa.string()) if noted else self.columns[name]
 
     def by_name(self) -> "Frame":
         """Return the samples with classes by their names, as text."""
@@ -143,6 +132,12 @@ def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
     )
 
 
+def some(names: Collection[str], most: int = 30) -> str:
+    """Return the first names as text, for a message."""
+    rest = len(names) - most
+    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def left_out(names: Iterable[str], why: str) -> list[str]:
     """Return the line of an account about files or clients that are left out."""
     listed = list(names)
@@ -171,12 +166,7 @@ def is_list(kind: "pa.DataType") -> bool:
     return str(kind).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
-def is_encoded(kind: "pa.DataType") -> bool:
-    """Return whether a column of this type holds files: their bytes or their paths."""
-    return str(kind).startswith("struct<") and kind.get_field_index("bytes") >= 0
-
-
-def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+def _plain(column: Column) -> Column:
     """Return a column with categories as their values and extensions as stored."""
     import pyarrow as pa
 

@@ -5,23 +5,21 @@ Source of the diabetes data: Efron, Hastie, Johnstone, Tibshirani, "Least Angle
 Regression", The Annals of Statistics 32(2), 2004, arXiv math/0406456.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.data.frame import Frame
+from fedapps.data.frame import Frame, some
 from fedapps.data.images import decode
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Indices, Samples
 from fedapps.data.source import TRAIN, Source
+from fedapps.data.sources import bundled
 from fedapps.data.table_columns import Floats
-from fedapps.data.tables import some
 from fedapps.errors import UserError
 
 Columns = dict[str, NDArray[Any]]
@@ -133,7 +131,8 @@ def diabetes(num_clients: int) -> Columns:
     """Return the 442 patients, dealt at random to ``num_clients`` clients: ten
     measurements, and how far the disease has gone in a year.
     """
-    rows = _diabetes_rows()
+    files = [bundled(f"diabetes_{part}.csv.gz") for part in ("data_raw", "target")]
+    rows = np.column_stack(files)  # (442, 11), the target last
     if not 1 <= num_clients <= (most := len(rows) // 5):
         raise UserError(
             f"num-clients = {num_clients}: a client needs 5 of the {len(rows)} rows of diabetes: "
@@ -145,16 +144,3 @@ def diabetes(num_clients: int) -> Columns:
     names = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "target")
     columns: Columns = {name: rows[:, place] for place, name in enumerate(names)}
     return columns | {"client": np.array([f"client{number:05d}" for number in owner])}
-
-
-def _diabetes_rows() -> NDArray[np.float64]:
-    """Return scikit-learn's table (442, 11), whose last column is the target; the files
-    are read as the digits' are.
-    """
-    spec = importlib.util.find_spec("sklearn")  # finds it without importing it
-    assert spec is not None, "scikit-learn is a dependency"
-    assert spec.submodule_search_locations is not None
-    folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
-    return np.column_stack(
-        [np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")]
-    )

@@ -21,7 +21,7 @@ from fedapps.data.columns import (
     parts_of,
 )
 from fedapps.data.flower_partitioners import LABEL, column_by
-from fedapps.data.frame import Frame, left_out
+from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
 from fedapps.data.sample_groups import check_persons, grouped
 from fedapps.data.samples import Columns, Samples
@@ -137,7 +137,7 @@ def decode(
     """
     table = not source.is_site and is_table(data, source, options)
     if table:
-        options = resolved(options, data.column_names, options.partition != "natural")
+        options = resolved(options, data.columns, options.partition != "natural")
     label, by = options.label, column_by(options)
     by = "" if by in (LABEL, label) else by
     labels = (labels_in(data.columns, label) if targets else (label,)) or ("",)
@@ -209,7 +209,7 @@ def is_table(data: Frame, source: Source, options: DataOptions) -> bool:
     depths = depths_of(data)
     others = {*options.told_apart, options.label, *ROW_NUMBERS}
     free = (
-        matching(data.column_names, options.features, source)
+        matching(data.columns, options.features, source)
         if options.features
         else [name for name in depths if name not in others]
     )
@@ -251,7 +251,7 @@ def _find_image(data: Frame, source: Source, name: str) -> str:
     """Return the image column: the named one, else the only one, else the one with a
     common name.
     """
-    columns, images = ", ".join(data.columns), sorted(data.images)
+    columns, images = some(data.columns), sorted(data.images)
     if name:
         if name not in images:
             raise UserError(

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from fedapps.data.csv_files import NO_UTF8, read_csv
-from fedapps.data.frame import Frame, joined, left_out
+from fedapps.data.frame import Frame, check_names, joined, left_out
 from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
@@ -65,9 +65,8 @@ def kind_of(path: Path) -> str:
 
 def client_of(path: Path) -> str:
     """Return the name of the client that a file or folder is of."""
-    if path.is_dir():
-        return path.name
-    return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+    packed = path.suffix.lower() in COMPRESSED
+    return path.name if path.is_dir() else Path(path.stem).stem if packed else path.stem
 
 
 def read_local(path: Path, source: Source) -> Frame:
@@ -79,8 +78,8 @@ def read_local(path: Path, source: Source) -> Frame:
         if (kind := kind_of(path)) in ("", *MEDIA, "text"):
             tables = [ending for ending, kind in KINDS.items() if kind not in (*MEDIA, "text")]
             raise UserError(
-                f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}, else "
-                "name a folder"
+                f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}: save a "
+                "table as csv, or name a folder"
             )
         files = [path]
         if kind != ARRAYS:
@@ -201,17 +200,20 @@ def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
 
 
 def _parquet(file: Path) -> Frame:
-    return Frame.of(parquet.ParquetFile(file).read())
+    opened = parquet.ParquetFile(file)
+    schema = opened.schema_arrow
+    check_names(schema.names)
+    # by column: memory then never holds the whole file beside its values
+    columns = [opened.read([name]).column(name) for name in schema.names]
+    return Frame.of(pa.Table.from_arrays(columns, schema=schema))
 
 
 def _arrow(file: Path) -> Frame:
     """Read either of the two formats of Arrow files."""
     with pa.memory_map(str(file)) as mapped:
-        try:
-            return Frame.of(pa.ipc.open_file(mapped).read_all())
-        except pa.ArrowInvalid:
-            mapped.seek(0)
-            return Frame.of(pa.ipc.open_stream(mapped).read_all())
+        opener = pa.ipc.open_file if mapped.read(6) == b"ARROW1" else pa.ipc.open_stream
+        mapped.seek(0)
+        return Frame.of(opener(mapped).read_all())
 
 
 def _lines(file: Path) -> Frame:
@@ -364,8 +366,20 @@ def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
         single_values |= found.keys() - columns.keys()
         table = arrow_table(columns, f"{source.setting} = '{path}':")
         parts.append((f"split {split!r}", Frame.of(table)))
+    splits = (*source.split.replace(" ", "").split("+"), source.test, source.validation_split)
+    rest = [n for place, n, _ in arrays if not any(_name_in(one, place, n) for one in splits)]
     said = left_out(sorted(single_values), "no rows")
+    if len(rest) < len(arrays):  # else none is of a split: all are read
+        said += left_out(rest, "not of this split")
     return replace(joined(parts, source.setting), account=tuple(said))
+
+
+def _name_in(split: str, place: str, name: str) -> str:
+    """Return what an array is called in a split; "" if it is not of that."""
+    if place == split:
+        return name
+    ends = name.lower().endswith((f"_{split}".lower(), f"-{split}".lower()))
+    return name[: -len(split) - 1] if ends else ""
 
 
 def _of_split(
@@ -374,13 +388,8 @@ def _of_split(
     """Return the arrays of one split by name: those whose file or name says so, without
     the split's name; else all of a single file or folder.
     """
-    own: dict[str, npt.NDArray[Any]] = {}
-    for place, name, array in arrays:
-        for ending in (f"_{source.split}", f"-{source.split}"):
-            if place == source.split:
-                own[name] = array
-            elif name.lower().endswith(ending.lower()):
-                own[name[: -len(ending)]] = array
+    named = ((_name_in(source.split, place, name), array) for place, name, array in arrays)
+    own = {name: array for name, array in named if name}
     places = {place for place, _, _ in arrays}
     if own or (source.split == "train" and len(places) == 1):
         return own or {name: array for _, name, array in arrays}

@@ -21,10 +21,10 @@ from fedapps.algorithms.common.partitioners import (
 from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
+from fedapps.data.frame import some
 from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.scaling import Scale, inputs
-from fedapps.data.tables import some
 from fedapps.errors import UserError
 from fedapps.notes import logger
 
@@ -341,9 +341,9 @@ def natural_groups(samples: Samples, options: DataOptions) -> list[Indices]:
     """
     if samples.clients is None:
         hint = samples.numbers.suggested if samples.numbers else ""
-        like = f"{hint} looks like one: data.natural-id={hint.split(chr(39))[1]}, " if hint else ""
+        like = f": {hint} looks like one: data.natural-id={hint.split(chr(39))[1]}" if hint else ""
         raise UserError(
-            f"data.natural-id = '': name the column of the clients in {options.source}: {like}or "
+            f"data.natural-id = '': name the column of the clients in {options.source}{like}, or "
             "data.partition=iid for clients at random"
         )
     dealt = samples.dealt

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
+from fedapps.data.frame import some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import FILE, PART_NAMES
-from fedapps.data.tables import some
 
 #: More whole numbers than this are rarely meant as classes.
 FEW = 20
@@ -104,14 +104,10 @@ def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
     if not small:
         return lines
     shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
-    verb = (
-        "have fewer than {} samples (data.min-samples) and are"
-        if len(small) > 1
-        else "has fewer than {} samples (data.min-samples) and is"
-    )
-    of = int((counts > 0).sum())
+    have, are = ("have", "are") if len(small) > 1 else ("has", "is")
     return [
         *lines,
-        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
-        f"{verb.format(options.min_samples)} left out: {shown}",
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {int((counts > 0).sum())} "
+        f"clients {have} fewer than {options.min_samples} samples (data.min-samples) and {are} "
+        f"left out: {shown}",
     ]

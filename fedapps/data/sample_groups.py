@@ -4,24 +4,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedapps.data.columns import coded
-from fedapps.data.frame import is_number
+from fedapps.data.frame import Column, is_number
 from fedapps.data.samples import Categorical, Indices
 from fedapps.data.table_columns import word
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: More values than this are no groups: clients report some sixty numbers for each.
 MAX_GROUPS = 20
 
 
-def grouped(column: "pa.ChunkedArray", name: str, edges: tuple[float, ...] = ()) -> Categorical:
+def grouped(column: Column, name: str, edges: tuple[float, ...] = ()) -> Categorical:
     """Return the group of every sample, -1 where the value is missing: of the values of
     a column or, with ``edges``, between these limits of its numbers.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,18 +83,21 @@ def open_split(source: Source, by_file: bool = False) -> Frame:
     return _from_hub(source) if path is None else from_path(path, source)
 
 
+def bundled(name: str, delimiter: str | None = None) -> npt.NDArray[np.float64]:
+    """Return the numbers in a file that scikit-learn brings.
+
+    It is read directly: importing scikit-learn takes 1.5 seconds, which a SuperNode
+    would spend on every message.
+    """
+    spec: Any = importlib.util.find_spec("sklearn")  # finds it without importing it
+    return np.loadtxt(Path(spec.origin).parent / "datasets" / "data" / name, delimiter=delimiter)
+
+
 def digits_table() -> npt.NDArray[np.float64]:
     """Return scikit-learn's handwritten digits (1797, 65): 64 values of 0..16, then the
     digit.
-
-    The file is read directly: importing scikit-learn takes 1.5 seconds, which a
-    SuperNode would spend on every message.
     """
-    spec = importlib.util.find_spec("sklearn")  # finds it without importing it
-    assert spec is not None, "scikit-learn is a dependency"
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    return np.loadtxt(path, delimiter=",")
+    return bundled("digits.csv.gz", ",")
 
 
 def from_path(path: Path, source: Source) -> Frame:
@@ -115,12 +119,12 @@ def from_path(path: Path, source: Source) -> Frame:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise _unreadable(source, error) from error
-    if isinstance(found, datasets.DatasetDict):
-        if source.split not in found:
-            raise UserError(f"{source.given_split}: {source} has {', '.join(found)}")
-        return Frame.of_dataset(found[source.split])
-    check_one_table(source)
-    return Frame.of_dataset(found)
+    if not isinstance(found, datasets.DatasetDict):
+        check_one_table(source)
+        return Frame.of_dataset(found)
+    if source.split not in found:
+        raise UserError(f"{source.given_split}: {source} has {', '.join(found)}")
+    return Frame.of_dataset(found[source.split])
 
 
 def _from_hub(source: Source) -> Frame:

@@ -11,7 +11,7 @@ site's own table.
 
 import fnmatch
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.data.columns import coded, label_column
-from fedapps.data.frame import Frame, is_number, is_text
+from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
@@ -41,6 +41,7 @@ CLIENT_NAMES = (
 MOST_CLIENTS, LEAST_ROWS = 1000, 5
 #: What a column of numbers of rows or people is called, and what is said of it.
 NUMBER = re.compile(r"(?i:^|_|\b)(?:id|index|no|nr|row|number)$|[a-z]I[dD]$")
+LABEL = "goes with the label, one value per class, and is a feature: drop it (data.drop)"
 ROW = "looks like the number of a row or a person, and is used as a feature: drop it (data.drop)"
 
 
@@ -89,7 +90,7 @@ def labels_in(columns: Collection[str], label: str) -> tuple[str, ...]:
     return (label,) if label in columns else names_in(label)
 
 
-def resolved(options: DataOptions, columns: Sequence[str], fixed: bool = False) -> DataOptions:
+def resolved(options: DataOptions, columns: Collection[str], fixed: bool = False) -> DataOptions:
     """Return the options with those of a known table, and with the column ``client``,
     where they name no other.
 
@@ -137,7 +138,7 @@ def suggested(data: Frame, others: Collection[str]) -> str:
     return ""
 
 
-def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
+def matching(columns: Collection[str], wanted: str, source: Source) -> list[str]:
     """Return the columns that names or patterns with commas between them stand for.
     Raises ``UserError``.
     """
@@ -153,12 +154,6 @@ def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
     return [*chosen]
 
 
-def some(names: Collection[str], most: int = 30) -> str:
-    """Return the first names as text, for a message."""
-    rest = len(names) - most
-    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def features_of(
     data: Frame, source: Source, options: DataOptions
 ) -> tuple[npt.NDArray[np.float32], Columns]:
@@ -167,7 +162,7 @@ def features_of(
     others, named = {*labels, *options.told_apart}, names_in(options.categorical)
     chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
     if options.features:
-        chosen = matching(data.column_names, options.features, source)
+        chosen = matching(data.columns, options.features, source)
         if taken := [name for name in chosen if name in others]:
             raise UserError(
                 f"data.features = {options.features!r}: column {taken[0]!r} is the label, the "
@@ -197,7 +192,9 @@ def features_of(
             )
         else:
             left_out.append(name)
-    if not numeric and not levels:
+    label, used = data.columns[labels[0]], [*numeric, *categories]
+    written += [f"{name}: {LABEL}" for name in used if _is_the_label(data.columns[name], label)]
+    if not used:
         why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
         raise UserError(f"data.features: no column of {source} is left to learn from{why}")
     return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
@@ -206,9 +203,19 @@ def features_of(
         categories=tuple(categories),
         written=tuple(written),
         scaled=(True,) * len(numeric) + (False,) * len(levels),
-        known=find_preset(data.column_names, options.preset) is not None,
+        known=find_preset(data.columns, options.preset) is not None,
         suggested="" if options.natural_id else suggested(data, {*labels, *names_in(options.drop)}),
     )
+
+
+def _is_the_label(column: Column, label: Column) -> bool:
+    """Return whether each value of a column goes with one class, and each class with
+    one value.
+    """
+    if label.type.num_fields or len(column.slice(0, 1000).unique()) > FEW_VALUES:
+        return False
+    pairs = set(zip(column.to_pylist(), label.to_pylist(), strict=True))
+    return 1 < len(pairs) == len(column.unique()) == len(label.unique())
 
 
 def _counts_rows(column: Floats, name: str) -> bool:

@@ -5,17 +5,14 @@ All cells of a column together decide which convention it follows.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.data.columns import coded
+from fedapps.data.frame import Column
 from fedapps.data.source import Source
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: A column of text with so few values is one of categories, even if most are numbers.
 FEW_VALUES = 12
@@ -93,7 +90,7 @@ def numbers_of(texts: Collection[str], commas: bool = False) -> tuple[dict[str, 
 
 
 def as_numbers(
-    column: "pa.ChunkedArray", name: str, source: Source, commas: bool
+    column: Column, name: str, source: Source, commas: bool
 ) -> tuple[NDArray[np.float64], str] | None:
     """Return a column of text as numbers, NaN where one is missing, and how they were
     read; None if it is no column of numbers. Raises ``UserError`` if most but not all

@@ -110,18 +110,15 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
 
 def read_ratings(options: MatrixCompletionOptions, source: Source) -> Observations:
     """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
-    import pyarrow as pa
-
     table = open_split(source)
     names = {"user": options.user, "item": options.item, "rating": options.rating}
     check_columns(table, source, {f"matrix-completion.{key}": name for key, name in names.items()})
-    frame = pa.table({name: table.columns[name] for name in names.values()}).to_pandas()
     places, sizes = [], []
     for key, size, setting in (
         ("user", options.rows, "rows"),
         ("item", options.columns, "columns"),
     ):
-        column = frame[names[key]].to_numpy()
+        column = table.columns[names[key]].to_numpy()
         if column.dtype.kind == "O":
             column = np.array([int(word) if word.isdigit() else -1 for word in map(str, column)])
         if column.dtype.kind not in "iu" or column.min() < 0:
@@ -137,15 +134,15 @@ def read_ratings(options: MatrixCompletionOptions, source: Source) -> Observatio
             )
         places.append(at)
         sizes.append(size or int(at.max()) + 1)
-    values = frame[names["rating"]].to_numpy()
+    values = table.columns[names["rating"]].to_numpy()
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         raise UserError(
             f"matrix-completion.rating = {names['rating']!r}: holds other values than finite "
             "numbers"
         )
     flat = places[0] * sizes[1] + places[1]
-    if len(np.unique(flat)) < len(flat):
-        found, counts = np.unique(flat, return_counts=True)
+    found, counts = np.unique(flat, return_counts=True)
+    if len(found) < len(flat):
         row, column = divmod(int(found[counts > 1][0]), sizes[1])
         raise UserError(
             f"{source.given}: {len(flat) - len(found)} ratings "

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import names_in
 from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
-from fedapps.data.frame import Frame
+from fedapps.data.frame import Frame, some
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
@@ -261,8 +261,7 @@ class SiteRows(OnSite, Rows):
         if missing := [name for name in wanted if name not in found.columns]:
             setting = "sites.client" if missing[0] == client else "sites.columns, data.label"
             raise UserError(
-                f"{self.source}: no column {missing[0]!r} ({setting}): it has "
-                f"{', '.join(found.columns)}"
+                f"{self.source}: no column {missing[0]!r} ({setting}): it has {some(found.columns)}"
             )
         log_account(self.source, found.account)
         return found

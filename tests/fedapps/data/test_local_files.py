@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import fedapps
+from fedapps.data.csv_files import read_csv
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
@@ -150,6 +151,9 @@ def test_one_table_in_many_ways(name, content, tmp_path):
         ("nameless.csv", table("0.5,3,1"), "first line holds values"),
         ("flowers.csv", b"5.1,3.5,setosa\n" + b"4.9,3.0,setosa\n" * 9, "first line holds values"),
         ("credit.csv", b"A11,6,A34,4,4,1\n" * 9, "first line holds values"),
+        ("signs.csv", b"'40-49','yes','3'\n" * 9, "first line holds values"),
+        ("again.csv", b"kind,y\nu,0\n" * 3, "names of the columns there, and nowhere else"),
+        ("title.csv", b"Visits of 2024\n" + table(), "row 2 has 3 cells, .* remove lines that"),
         ("empty.csv", b"", "has no rows"),
         ("names.csv", b"a,b,y\n", "has no rows"),
         (
@@ -166,7 +170,12 @@ def test_one_table_in_many_ways(name, content, tmp_path):
         ("cut.jsonl", b'{"a": 1}\n{"a": 2}\n{"a":', "line 3"),
         ("deep.json", b"[" * 120_000, "deep.json cannot be read"),
         ("nested.json", b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nested more than 32 times"),
-        ("sheet.xlsx", b"PK", "a file must be one of"),
+        ("sheet.xlsx", b"PK", "a file must be one of .*: save a table as csv"),
+        (
+            "genes.csv",
+            table(",".join(f"g{i}" for i in range(900)), rows=[range(900)]),
+            "no label column found in .*, g29 and 870 more",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_the_files_name(name, content, said, tmp_path):
@@ -284,6 +293,31 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         read_samples(DataOptions(source=str(folder), partition="iid"))
 
 
+def test_arrays_of_another_split_are_accounted_for(tmp_path):
+    arrays = {f"{name}_{split}": np.arange(8) % 2 for split in ("train", "test") for name in "xy"}
+    (folder := tmp_path / "sites").mkdir()
+    for name in ("set.npz", "more.npz"):
+        np.savez(folder / name, **arrays)
+    for test, said in (("", ["left out (not of this split): x_test, y_test"]), ("test", [])):
+        alone = DataOptions(source=str(folder / "set.npz"), partition="iid", test=test)
+        clients = DataOptions(
+            source=str(folder), natural_id="@file", partition="natural", test=test
+        )
+        for options in (alone, clients):
+            account = read_samples(options).account
+            assert [line for line in account if "left out" in line] == said
+
+
+def test_a_column_that_says_the_label_is_noted(tmp_path):
+    cells = [("abc"[k % 3], k // 2 % 2, "ab"[k % 2], k % 2, "rb"[k % 2]) for k in range(30)]
+    (tmp_path / "t.csv").write_bytes(table("three,mixed,two,one,y", rows=cells))
+    samples = read_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    noted = [
+        line.split(":")[0] for line in samples.numbers.written if "one value per class" in line
+    ]
+    assert noted == ["one", "two"]
+
+
 def test_names_that_look_alike_and_numbers_of_rows_are_noted(tmp_path):
     lines = [f"{100 + k},{['bern', 'bern ', 'Bern'][k % 3]},{k % 2}" for k in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["patient,ward,y", *lines]))
@@ -331,3 +365,27 @@ def test_a_csv_is_read_without_threads_that_abort_a_process_which_ends_soon(tmp_
     words = [sys.executable, "-c", THREADS, str(wide)]
     more = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert int(more) <= 1  # one that reads ahead
+
+
+def test_a_block_of_a_wide_csv_holds_many_rows(tmp_path):
+    wide = tmp_path / "wide.csv"
+    wide.write_bytes(table(",".join(f"c{i}" for i in range(900)), rows=[["word"] * 900] * 700))
+    assert read_csv(wide).columns["c0"].num_chunks == 1
+
+
+ALLOCATED = """
+import sys, numpy as np, pyarrow as pa
+from pathlib import Path
+from pyarrow import parquet
+from fedapps.data.local_files import READERS
+table = pa.table({f"c{i}": np.random.default_rng(i).normal(size=20_000) for i in range(40)})
+parquet.write_table(table, sys.argv[1])
+read = READERS["parquet"](Path(sys.argv[1]))
+assert list(read.columns) == table.column_names
+print(pa.default_memory_pool().max_memory() / table.nbytes)
+"""
+
+
+def test_a_parquet_file_is_not_held_beside_its_values(tmp_path):
+    words = [sys.executable, "-c", ALLOCATED, str(tmp_path / "t.parquet")]
+    assert float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) < 1.5
