@@ -127,6 +127,9 @@ class DiskStore:
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)
         partial.replace(path)
+        for draft in self.folder.glob("*.partial"):  # of processes that were killed
+            if f".{now}.{self.run}." not in draft.name:
+                draft.unlink(missing_ok=True)
         last = now if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
         versions = self._versions(name, config)
         kept = {

@@ -155,7 +155,8 @@ class Checkpoints(Observer):
         sound one if this model is not known to be of use.
         """
         partial, final = self.folder / f"{number}.partial", self.folder / str(number)
-        shutil.rmtree(partial, ignore_errors=True)
+        for draft in self.folder.glob("*.partial"):  # a kill left it, in whatever round
+            shutil.rmtree(draft, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file(
             {name: _whole(array.numpy()) for name, array in arrays.items()},

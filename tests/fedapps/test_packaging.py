@@ -58,8 +58,9 @@ def test_every_dependency_is_bounded_to_what_was_tested():
         item for extra in extras.values() for item in extra
     ]
     bounded = [item for item in wanted if not item.startswith("fedapps[")]
-    # The library, and the extra that goes with it, take any newer Flower.
-    open_ended = {"flwr>=1.38", "flwr[dp]>=1.41.0"}
+    # The library, and the extra that goes with it, take any newer Flower, and
+    # what Flower itself bounds.
+    open_ended = {"flwr>=1.38", "flwr[dp]>=1.41.0", "cryptography", "pycryptodome"}
     assert {item for item in bounded if ">=" not in item or "<" not in item} == open_ended
     named = {
         name for item in wanted if item.startswith("fedapps[") for name in item[8:-1].split(",")
@@ -72,7 +73,8 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         return {re.match(r"[\w-]+", item).group() for item in items}
 
     extras = PYPROJECT["project"]["optional-dependencies"]
-    assert names(PYPROJECT["project"]["dependencies"]) == {"flwr", "numpy", "safetensors"}
+    library = {"flwr", "numpy", "safetensors", "cryptography", "pycryptodome"}
+    assert names(PYPROJECT["project"]["dependencies"]) == library
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert sorted(re.findall(r"install .*--editable '\.\[(.*)\]'", makefile)) == [
         "app",
@@ -87,12 +89,17 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         | names(PYPROJECT["project"]["dependencies"])
     )
     roots = {name.partition(".")[0] for package in PACKAGES for name in imports_of(ROOT / package)}
-    known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "pillow"} | {
+    known = {
+        "Crypto": "pycryptodome",
+        "sklearn": "scikit-learn",
+        "flwr_datasets": "flwr-datasets",
+        "PIL": "pillow",
+    } | {
         "prometheus_client": "prometheus-client",
         "tomli_w": "tomli-w",
     }
-    # by Flower, its extra "simulation", and datasets
-    brought = {"Crypto", "cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}
+    # by the extra "simulation" of Flower, and by datasets
+    brought = {"huggingface_hub", "fastapi", "ray", "pandas"}
     optional = names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"])
     others = (
         {known.get(name, name) for name in roots}

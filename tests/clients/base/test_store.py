@@ -99,3 +99,12 @@ def test_nothing_partial_is_left(tmp_path):
     store = DiskStore(tmp_path, 1)
     put(store, config(1), 1)
     assert [p.suffix for p in tmp_path.iterdir()] == [".safetensors"]
+
+
+def test_drafts_of_killed_processes_go_with_the_next_save(tmp_path):
+    """A draft of this run and round may belong to a process that still writes it."""
+    for name in ("m.1.1.77.partial", "m.2.9.77.partial", "m.2.1.78.partial"):
+        (tmp_path / name).touch()
+    put(DiskStore(tmp_path, 1), config(2), 2)
+    kept = {"m.2.1.78.partial", "m.2.1.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == kept

@@ -242,3 +242,11 @@ def test_a_checkpoint_is_on_disk_before_the_one_before_it_goes(tmp_path, monkeyp
     assert before == names | {"2.partial"}
     assert {"model.safetensors", "names.json", "run.json"} <= names
     assert events[place + 1 :] == [("sync", tmp_path), ("remove", tmp_path / "1")]
+
+
+def test_the_next_checkpoint_deletes_what_a_kill_left_of_another(tmp_path):
+    (tmp_path / "7.partial" / "best").mkdir(parents=True)
+    checkpoints = Checkpoints(tmp_path, FedAvg(), 1)
+    checkpoints.verdict = True
+    checkpoints.save(2, to_record(["w"], [np.ones(3)]))
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
