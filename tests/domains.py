@@ -2,8 +2,6 @@
 with a curved boundary.
 """
 
-import numpy as np
-
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
@@ -11,27 +9,17 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Spectrahedron,
 )
 from fedapps.algorithms.frank_wolfe.product_domain import Product
-from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 
-LOWER = np.array([-1.0, 0.0, -2.0, 0.5, -1.0, 3.0])
 POLYTOPES = [
     L1Ball(6, 2.5),
     L1Ball((2, 3), 0.5),
     L1Ball(1, 2.0),
-    Simplex(5, 3.0),
-    Simplex((2, 2)),
-    Simplex(1),
-    Box(6, LOWER, LOWER + np.array([2, 0, 1, 1, 3, 0.5])),
-    Box((2, 2), -1, 2),
-    KSparse(5, 2, 1.5),
-    KSparse((2, 3), 3),
-    KSparse(4, 4),
-    KSparse(3, 1, 2.0),
     GroupL1((3, 2), 1.5),
     GroupL1((1, 3), 2.0),
     Birkhoff((4, 4)),
     Birkhoff((1, 1)),
-    Product((L1Ball((2, 2), 1.5), Box(2, -1, 1), Birkhoff((2, 2)))),
+    Product((L1Ball((2, 2), 1.5), GroupL1((2, 2), 1.0), Birkhoff((2, 2)))),
 ]
 ROUND = [
     L2Ball(5, 2.0),

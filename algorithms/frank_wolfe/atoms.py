@@ -108,48 +108,6 @@ class Entries(Atom):
         return [self.indices, self.values]
 
 
-class SignedEntries(Entries):
-    """Entries of equal magnitude: of the values only the signs are sent, one bit each
-    (1: positive).
-    """
-
-    def pack(self) -> list[Array]:
-        """Return the indices as int32 (k,) and the signs as packed bits."""
-        return [self.indices, np.packbits(self.values > 0)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Corner(Atom):
-    """A corner of the box [``lower``, ``upper``], both of the shape of ``high``: upper
-    where ``high`` is true, else lower.
-    """
-
-    high: NDArray[np.bool_]
-    lower: Float64
-    upper: Float64
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The box's shape."""
-        return self.high.shape
-
-    def add_to(self, x: Array, weight: float) -> None:
-        """Add to every entry."""
-        x += weight * self.dense()
-
-    def inner(self, gradient: Any) -> float:
-        """Return the inner product with a gradient of the same shape."""
-        return float(np.vdot(self.dense(), gradient))
-
-    def dense(self) -> Float64:
-        """Return the corner."""
-        return np.where(self.high, self.upper, self.lower)
-
-    def pack(self) -> list[Array]:
-        """Return one bit per entry."""
-        return [np.packbits(self.high)]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePoint(Atom):
     """A point without structure: all of its ``values`` are sent."""

@@ -64,15 +64,6 @@ class Histogram:
         total = int(numbers.sum())
         return cls(outcomes, numbers / max(1, total), size, total)
 
-    @classmethod
-    def of_frequencies(cls, frequencies: ArrayLike, num_examples: int) -> "Histogram":
-        """Return the histogram with these frequencies (V,), which need not sum to 1."""
-        values = np.asarray(frequencies, np.float64)
-        (outcomes,) = np.nonzero(values)
-        return cls(
-            outcomes.astype(np.int64), values[outcomes] / values.sum(), len(values), num_examples
-        )
-
     def dense(self) -> Floats:
         """Return the frequencies of all outcomes, shape (V,)."""
         out = np.zeros(self.size)

@@ -26,7 +26,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.helpers import assert_arrays, refused
 
 
@@ -73,7 +73,7 @@ def test_bad_schedules_and_a_server_step_without_atoms_are_refused(call, message
 
 # The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum
 # at 1.
-LINE = Box(1, -1, 1)
+LINE = L1Ball(1, 1.0)
 SLOPES = (lambda x: 2 * (x - 3), lambda x: 2 * (x + 1))
 
 
@@ -134,7 +134,7 @@ def least_squares(seed=0, clients=4, rows=5, columns=8):
 @pytest.mark.parametrize("plus", [False, True])
 @pytest.mark.parametrize(
     "domain",
-    [L1Ball(8, 1.0), Simplex(8), Box(8, -0.2, 0.3), KSparse(8, 3, 0.4), L2Ball(8, 0.7)],
+    [L1Ball(8, 1.0), L2Ball(8, 0.7), Product((L2Ball(3, 0.4), L1Ball(5, 0.6)))],
     ids=str,
 )
 def test_both_steps_are_the_algorithms_as_printed(domain, plus):
@@ -185,10 +185,7 @@ def test_the_mean_stays_the_mean_under_partial_participation():
 
 DOMAINS = [
     L1Ball(12, 3.0),
-    Simplex((3, 4), 2.0),
-    Box(12, -1, 2),
     L2Ball((4, 3), 1.5),
-    KSparse(12, 4),
     GroupL1((4, 3), 0.5),
     NuclearBall((4, 3), 2.0),
     Spectrahedron((4, 4), 3.0),
@@ -271,9 +268,9 @@ def test_frank_wolfe_falls_at_its_rate_and_the_gap_bounds_what_is_left():
 
 
 def test_the_gap_of_a_linear_function_is_what_is_left():
-    domain, cost = Simplex(5, 2.0), np.array([3.0, 1.0, 4.0, 1.5, 5.0])
+    domain, cost = L1Ball(5, 2.0), np.array([3.0, 1.0, 4.0, 1.5, 5.0])
     for x in (domain.start(), domain.lmo(-cost).dense(), domain.lmo(cost).dense()):
-        assert duality_gap(domain, x, cost) == pytest.approx(cost @ x - 2 * 1.0)
+        assert duality_gap(domain, x, cost) == pytest.approx(cost @ x + 2 * 5.0)
 
 
 def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():
