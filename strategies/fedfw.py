@@ -157,6 +157,7 @@ class FedFW(Constrained):
         self.suspects: set[ClientId] = set()  # clients whose state the server does not know
         self.points: dict[ClientId, Array] = {}  # otherwise: copies of the clients' points
         self.duals: dict[ClientId, Array] = {}  # and, for FedFW+, of their dual variables
+        self._new: set[ClientId] = set()  # those of them that have not answered yet
         self._lost: dict[ClientId, int] = {}  # replies lost in a row
         self._sent = _Round()
 
@@ -342,6 +343,7 @@ class FedFW(Constrained):
         for client in now.ids.values():
             if client not in self.points and client not in self.suspects:
                 self._remember(client, now.x_bar.copy(), None)
+                self._new.add(client)
         if not gone or not self.points:
             return arrays
         now.x_bar[...] = self._mean(self.points)
@@ -354,8 +356,10 @@ class FedFW(Constrained):
             self.duals[client] = np.zeros_like(point) if dual is None else dual
 
     def _dual_mean(self, now: _Round) -> Array:
-        """Return the mean of the dual variables after this round's dual steps."""
-        moving = [self.points[client] for client in now.asked if client in self.points]
+        """Return the mean of the dual variables after this round's dual steps. A client
+        that answers for the first time starts at x_bar, so that its step is 0.
+        """
+        moving = [self.points[c] for c in now.asked if c in self.points and c not in self._new]
         steps = sum((point - now.x_bar for point in moving), np.zeros_like(now.x_bar))
         return np.asarray(
             self._mean(self.duals) + (now.dual_step / max(1, len(self.duals))) * steps,
@@ -392,6 +396,7 @@ class FedFW(Constrained):
                 now.x_bar, points, [reply.atoms[k] for reply in moving], eta, len(self.points)
             )
         self.suspects -= {reply.client for reply in used}
+        self._new -= {reply.client for reply in used}
         self._missed(now, [reply.client for reply in used])
 
     # --- state ------------------------------------------------------------------------
@@ -405,6 +410,7 @@ class FedFW(Constrained):
             ("members", self.members),
             ("suspects", list(self.suspects)),
             ("clients", list(self.points)),
+            ("new", list(self._new)),
         ):
             if clients:
                 state[name] = pack_ids(clients)
@@ -417,10 +423,11 @@ class FedFW(Constrained):
         """Restore what :meth:`state_dict` returned."""
         if self.preparation:
             super().load_state_dict(state)
-        members, suspects, clients = (
-            unpack_ids(state[k]) if k in state else [] for k in ("members", "suspects", "clients")
+        members, suspects, clients, new = (
+            unpack_ids(state[k]) if k in state else []
+            for k in ("members", "suspects", "clients", "new")
         )
-        self.members, self.suspects = members, set(suspects)
+        self.members, self.suspects, self._new = members, set(suspects), set(new)
         self.points = {
             client: point.copy()
             for client, point in zip(clients, state.get("points", []), strict=True)

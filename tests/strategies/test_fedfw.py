@@ -270,22 +270,25 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
             np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
 
 
-@pytest.mark.parametrize("rounds", [2, 4])
-def test_the_mean_of_the_dual_variables_travels_unless_all_answer(rounds):
-    """It is their mean after the dual steps of the round in which it is sent."""
+@pytest.mark.parametrize("domain", [BOX, L1Ball((3,), 1.0)])
+@pytest.mark.parametrize("rounds", [2, 3, 4, 9])
+def test_the_mean_of_the_dual_variables_travels_unless_all_answer(domain, rounds):
+    """It is their mean after the dual steps of the round in which it is sent, also if
+    a client answers for the first time.
+    """
     worlds, received = {}, []
 
     class Listening(FedFWClient):
         def fit(self, parameters, config):
             if config.get("phase") != "evaluate":
-                received.append(parameters[BOX.num_layers :])
+                received.append(parameters[domain.num_layers :])
             return super().fit(parameters, config)
 
     for sampled in (0, 2):
         worlds[sampled] = World(
-            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS], Listening
+            domain, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS], Listening
         )
-        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), rounds, clients_per_round=sampled)
+        worlds[sampled].run(FedFW(domain, variant="fedfw-plus"), rounds, clients_per_round=sampled)
     assert received[0] == []
     dual = np.ravel(received[-1])
     np.testing.assert_allclose(dual, np.mean(worlds[2].duals, axis=0), atol=1e-12)
