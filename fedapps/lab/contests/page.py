@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.formats import bytes_text, counts_in_points, metric_name, metric_text, seconds_text
+from fedapps.formats import (
+    bytes_text,
+    counts_in_points,
+    metric_name,
+    metric_text,
+    one_line,
+    seconds_text,
+)
 from fedapps.lab.charts import html
 from fedapps.lab.charts.charts import chart
 from fedapps.lab.charts.drawing import legend, panels, title
@@ -118,7 +125,9 @@ def choices(contest: Contest) -> Section:
         best = sorted(one["gains"].items(), key=lambda pair: -pair[1])[:3]
         text = ", ".join(f"{name} {size(state.measure, value)}" for name, value in best)
         rows.append((str(number + 1), one["choice"], str(len(one["methods"])), text))
-    rows += [("-", name, "-", f"left out: {reason}") for name, reason in state.left_out.items()]
+    for reason in dict.fromkeys(state.left_out.values()):
+        names = [name for name, why in state.left_out.items() if why == reason]
+        rows.append(("-", "-", "-", one_line(f"left out: {', '.join(names)}: {reason}", 110)))
     note = (
         "Gains over training alone at its best rate, on held-out samples: the largest of many, so "
         "they are too large. The gains above are of rows that no choice has seen."
