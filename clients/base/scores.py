@@ -23,7 +23,7 @@ from fedapps.clients.base.options import Config
 Scores = dict[str, Any]
 #: What each test sample had, flattened: three numbers a sample (:func:`row_results`).
 ROWS, ROW_COLUMNS = "test-rows", ("label", "right", "value")
-#: At most so many samples of a client are reported one by one.
+#: Of a client, the results of at most this many samples are reported.
 MOST_ROWS = 3000
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"

@@ -39,7 +39,7 @@ from fedapps.formats import counts_in_points
 from fedapps.lab.client_samples import names_of, samples_of
 from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.page import write_verdict
-from fedapps.lab.contests.rows import measured
+from fedapps.lab.contests.rows import in_all, score_of
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import LOCAL
 from fedapps.lab.contests.verdict import ALONE, EITHER, USE, Outcome
@@ -132,14 +132,9 @@ def known_of(found: Contest, result: Outcome, held_out: Sequence[str]) -> dict[s
     unseen = {}
     for method in result.gains:
         own = [
-            measured([f[k] for f in tested[method] if k in f], state.measure)[0]
-            - measured([f[k] for f in tested[LOCAL] if k in f], state.measure)[0]
+            score_of(k, tested[method], state.measure) - score_of(k, tested[LOCAL], state.measure)
             for k in held_out
-            if all(
-                (k in f) == (k in other)
-                for f, other in zip(tested[method], tested[LOCAL], strict=True)
-            )
-            and any(k in f for f in tested[method])
+            if in_all(k, tested[method], tested[LOCAL])
         ]
         unseen[method] = unit * float(np.nanmean(own)) if np.isfinite(own).any() else None
     return {

@@ -139,7 +139,7 @@ class DataOptions(Options):
         choices=["test", "validation", "held-out"],
     )
     folds: int = option(
-        0, "test on one of so many equal parts of every client's samples; 0: on 20 %", low=0
+        0, "equal parts of each client's samples, of which one is the test set; 0: 20 % are", low=0
     )
     fold: int = option(0, "which of the folds is the test set, from 0", low=0)
     test_rows: bool = option(

@@ -11,10 +11,10 @@ In each fold, on the rows that are not its test rows:
 3. The choice is the method that leads at the end. It and the three run again, with all
    validation samples to choose by, and are scored on the fold's test rows.
 
-No row is scored by a model whose method, rate or epochs it has helped to choose: so the
-choices' test rows tell what the user gets who does the same with all rows. Since rows
-of one fold are training rows of the others, no fold looks at what another has found:
-rates kept from another fold would have been chosen by this one's test rows, too.
+No row is scored by a model whose method, rate or epochs it has helped to choose. The
+test rows of the choices therefore show the gain of this way to choose, for a user who
+chooses with all rows. Test rows of one fold are training rows of the others, so no fold
+uses what another has found: its own test rows would have helped to choose it.
 
 ``contest.json`` in the folder keeps what has been decided, so that an interrupted
 contest goes on from there; after two folds it may end, if time is short.
@@ -93,6 +93,7 @@ class Contest:
         found |= {
             "finalists": finalists,
             "choice": best.method,
+            "gain": gains[best],
             "gains": {str(who): value for who, value in gains.items()},
         }
         trials = self.final_trials(number, finalists)

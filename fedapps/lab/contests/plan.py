@@ -33,17 +33,17 @@ def small(methods: Sequence[str]) -> list[str]:
     return [name for name in methods if name in (*KEPT, *more)]
 
 
-def seconds(state: State, method: str, rounds: float, evaluations: int = 1) -> float:
-    """Return about how long a run of a method takes."""
+def seconds(state: State, method: str, rounds: float) -> float:
+    """Return about how long a run of a method takes, with one evaluation."""
     each, evaluation = state.costs.get(method) or map(max, *state.costs.values(), (0.0, 0.0))
-    return state.start_seconds + rounds * each + evaluations * evaluation
+    return state.start_seconds + rounds * each + evaluation
 
 
 def fold_seconds(state: State, methods: Sequence[str], jobs: int, rounds: int) -> float:
     """Return about how long a fold takes: the rates of all, and then half of those who
     are left until a quarter, half and all of the rounds, and the finalists once more.
     """
-    costs = sorted(seconds(state, m, rounds) for m in methods)
+    costs = [seconds(state, m, rounds) for m in methods]
     eighth = {m: seconds(state, m, rounds / PARTS) for m in methods}
     work = len(ALONE_GRID) * eighth[LOCAL]
     work += sum(len(GRID if has_rate(m) else "1") * eighth[m] for m in methods if m != LOCAL)
@@ -52,7 +52,7 @@ def fold_seconds(state: State, methods: Sequence[str], jobs: int, rounds: int) -
         work += n * share * sum(costs) / len(costs)
         n = max(n // 2, len(KEPT))
     finalists = [seconds(state, m, rounds) for m in KEPT]
-    return (work + sum(finalists) + costs[-1]) / jobs
+    return (work + sum(finalists) + max(costs)) / jobs
 
 
 def planned(state: State, jobs: int, most: int) -> tuple[list[str], int, int]:
@@ -61,7 +61,7 @@ def planned(state: State, jobs: int, most: int) -> tuple[list[str], int, int]:
     ``UserError`` if even the smallest contest takes longer.
     """
     few = small(state.methods)
-    choices = [(state.methods, 5), (state.methods, 3), (few, 5), (few, 3), (few, 2)]
+    choices = [(state.methods, FOLDS), (state.methods, 3), (few, FOLDS), (few, 3), (few, 2)]
     for place, (methods, folds) in enumerate(choices):
         least = PARTS if place == len(choices) - 1 else max(PARTS, most // 2 // PARTS * PARTS)
         for rounds in range(most, least - 1, -PARTS):

@@ -80,6 +80,20 @@ def measured(folds: Sequence[Floats], measure: str) -> tuple[float, list[Floats]
     return value, folds_of(phi, sizes)
 
 
+def score_of(client: str, folds: Sequence[Rows], measure: str) -> float:
+    """Return a client's measure over the folds in which it has rows; NaN without."""
+    own = [fold[client] for fold in folds if client in fold]
+    return measured(own, measure)[0] if own else math.nan
+
+
+def in_all(client: str, folds: Sequence[Rows], others: Sequence[Rows]) -> bool:
+    """Return whether a client has as many rows in each fold as with others."""
+    return all(
+        len(one.get(client, ())) == len(two.get(client, ()))
+        for one, two in zip(folds, others, strict=True)
+    )
+
+
 def folds_of(values: Floats, sizes: Sequence[int]) -> list[Floats]:
     """Return values cut into pieces of these sizes."""
     return np.split(values, np.cumsum(sizes)[:-1])

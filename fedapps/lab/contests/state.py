@@ -33,8 +33,8 @@ class State:
     delta: float = 0.01
     price: float = 0.0
     #: Of each fold that has ended: the methods that took part, the rates tried with
-    #: their gains, the finalists with their rates, the choice, the gains on validation
-    #: samples, the seconds.
+    #: their gains, the finalists with their rates, the choice and its gain, all gains
+    #: on validation samples, the seconds.
     ended: list[dict[str, Any]] = field(default_factory=list)
     #: The mean score of each trial and round on held-out samples, and of how many
     #: clients.

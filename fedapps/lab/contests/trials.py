@@ -10,7 +10,7 @@ data name their own test samples, a fold is another seed instead.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -202,9 +202,8 @@ class Trials:
             self.costs[trial.who.method] = [each, max(fmean(scored) - each, 0.0)]
 
     def read(self, trial: Trial) -> RunFolder:
-        """Return the content of a trial's folder, without the clients held out."""
-        run = read_run(self.out / "cells" / trial.folder)
-        return replace(run, clients=[c for c in run.clients if c["client"] not in self.held_out])
+        """Return the content of a trial's folder."""
+        return read_run(self.out / "cells" / trial.folder)
 
     def rows(self, trial: Trial) -> Rows:
         """Return what each test row of each client had; {} for a failed trial."""
@@ -223,7 +222,9 @@ class Trials:
 
 
 def assembled(base: Mapping[str, Any], method: str) -> tuple[Settings, Task]:
-    """Return settings and task of a method in the race. Raises ``UserError``."""
+    """Return settings and task of a method, scored on held-out samples. Raises
+    ``UserError``.
+    """
     with each_once():
         settings, task, _ = assemble(
             with_defaults({**base, "method": method, score_on(base): HELD_OUT})

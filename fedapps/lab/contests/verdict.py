@@ -21,7 +21,7 @@ import numpy as np
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, metric_name, metric_text
 from fedapps.lab.contests.contest import CHOICE, Contest
-from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, measured
+from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, in_all, measured, score_of
 from fedapps.lab.contests.trials import LOCAL
 
 USE, ALONE, EITHER = "use", "alone", "either"
@@ -57,11 +57,10 @@ def outcome(contest: Contest) -> Outcome:
     everyone = sorted({k for folds in tested.values() for rows in folds for k in rows})
     missing = {}
     for k in everyone:
-        lost = [m for m, folds in tested.items() if not _in_all(k, folds, tested[LOCAL])]
-        rows = [[fold[k] for fold in folds if k in fold] for folds in tested.values()]
+        lost = [m for m, folds in tested.items() if not in_all(k, folds, tested[LOCAL])]
         if lost:
             missing[k] = f"{', '.join(m for m in lost if m != CHOICE) or CHOICE} diverged"
-        elif not np.isfinite(measured(rows[0], state.measure)[0]):
+        elif not np.isfinite(score_of(k, tested[LOCAL], state.measure)):
             missing[k] = f"no {metric_name(state.measure)} of its rows"
     clients = [k for k in everyone if k not in missing]
     if len(clients) < 2:
@@ -74,7 +73,10 @@ def outcome(contest: Contest) -> Outcome:
         for m, folds in tested.items()
         if m != LOCAL
     }
-    scores = {m: _mean(folds, clients, state.measure) for m, folds in tested.items()}
+    scores = {
+        m: float(np.mean([score_of(k, folds, state.measure) for k in clients]))
+        for m, folds in tested.items()
+    }
     if not state.same_rows:
         scores["trivial"] = _trivial(tested[LOCAL], clients, state.measure)
     kind, better = decided(gains, state.delta, state.price)
@@ -100,8 +102,7 @@ def leader(contest: Contest) -> str:
     """
     ended = contest.state.ended
     chosen: list[str] = [one["choice"] for one in ended]
-    best = [max(one["gains"].values()) for one in ended]
-    total = {m: sum(b for b, c in zip(best, chosen, strict=True) if c == m) for m in chosen}
+    total = {m: sum(one["gain"] for one in ended if one["choice"] == m) for m in chosen}
     return max(chosen, key=lambda m: (chosen.count(m), total[m]))
 
 
@@ -111,21 +112,6 @@ def rate_of(contest: Contest, method: str) -> float:
         one["finalists"][method] for one in contest.state.ended if method in one["finalists"]
     )
     return float(rates[len(rates) // 2])
-
-
-def _in_all(client: str, folds: Sequence[Rows], others: Sequence[Rows]) -> bool:
-    """Return whether a client has the same number of rows in each fold as with
-    others.
-    """
-    return all(
-        len(one.get(client, ())) == len(two.get(client, ()))
-        for one, two in zip(folds, others, strict=True)
-    )
-
-
-def _mean(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
-    own = (measured([fold[k] for fold in folds if k in fold], measure)[0] for k in clients)
-    return float(np.mean(list(own)))
 
 
 def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
@@ -161,7 +147,6 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     state, ours = contest.state, result.gains[CHOICE]
     m, name, delta = state.measure, metric_name(state.measure), state.delta
     bounds = f"{size(m, ours.mean)} of {name} ({between(m, ours.here.low, ours.here.high)})"
-    chance, cost = below(ours.mean, ours.deviation)
     if result.kind == USE:
         worth = ours.here.low > state.price + delta
         text = f"Use {result.method}. At these sites it gains {bounds} over training alone: " + (
@@ -176,8 +161,8 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
             f"alone: the largest upper bound is {size(m, result.gains[best].here.high)} ({best})."
         )
     else:
-        if result.method == LOCAL:
-            chance, cost = below(-ours.mean, ours.deviation)
+        sign = -1 if result.method == LOCAL else 1
+        chance, cost = below(sign * (ours.mean - state.price), ours.deviation)
         text = (
             f"Either will do. {result.leader} is expected to gain {bounds} over training alone: "
             f"{'train alone' if result.method == LOCAL else 'use it'}, which is wrong with a "

@@ -15,7 +15,7 @@ from fedapps.lab.contests import setup
 from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import planned
-from fedapps.lab.contests.rows import read_rows
+from fedapps.lab.contests.rows import below, read_rows
 from fedapps.lab.contests.setup import base_of, measure_of, run_contest, start
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
@@ -27,7 +27,7 @@ from fedapps.lab.contests.trials import (
     assembled,
     in_process,
 )
-from fedapps.lab.contests.verdict import outcome, rate_of, verdict_text
+from fedapps.lab.contests.verdict import leader, outcome, rate_of, verdict_text
 from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
@@ -175,6 +175,35 @@ def test_a_price_is_taken_off_the_gain(tmp_path):
     dear = outcome(one)
     assert (found.kind, dear.kind, dear.method) == ("use", "alone", "local")
     assert "Federation has a price of 20.0 points." in verdict_text(one, dear)
+
+
+def test_the_chance_of_being_wrong_counts_the_price(tmp_path):
+    def noisy(trial, rows):
+        rng = generator(0, f"noise {trial.folder}")
+        away = 0.35 * (trial.who.method == "ditto") * trial.final
+        return {k: own + away * rng.normal(size=(10, 1)) * [0, 1, 0] for k, own in rows.items()}
+
+    worse = {"fedavg": 0.65, "finetune": 0.67, "apfl": 0.5}
+    one, found = ended(tmp_path, ditto=0.73, changed=noisy, **worse)
+    ours = found.gains[CHOICE]
+    one.state.price = ours.mean / 2
+    dear = outcome(one)
+    assert (found.kind, dear.kind, dear.method) == ("either", "either", "ditto")
+    free, priced = (below(ours.mean - price, ours.deviation)[0] for price in (0, ours.mean / 2))
+    assert f"a chance of {100 * priced:.0f} %" in verdict_text(one, dear)
+    assert priced > 1.5 * free
+
+
+def test_of_methods_that_as_many_folds_chose_the_one_with_the_larger_gain_is_recommended(tmp_path):
+    """Also if training alone is better than both on the samples that they are chosen
+    by.
+    """
+    one = contest(tmp_path)
+    one.state.ended = [
+        {"choice": method, "gain": gain, "gains": {method: gain, "local": 0.0}}
+        for method, gain in (("ditto", -0.1), ("apfl", -0.05))
+    ]
+    assert leader(one) == "apfl"
 
 
 def test_folds_that_choose_differently_are_told(tmp_path):
