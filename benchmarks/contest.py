@@ -3,7 +3,8 @@
     python benchmarks/contest.py contests [--cases null islands ...] [--number 20]
     [--out DIR]
     python benchmarks/contest.py folds [--number 300]
-    python benchmarks/contest.py coverage [--number 5000] [--bootstrap 400]
+    python benchmarks/contest.py coverage [--number 5000]
+    python benchmarks/contest.py worst [--number 200]
 
 contests: each (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on
 another draw of a case of ``fedapps.testing.truths``, 40 rows a client. Finished ones
@@ -28,10 +29,14 @@ that of the rows; by squared error or AUROC.
 coverage: how often 95 % intervals of a mean gain contain the truth. Differences d[s, k]
 of K clients at S seeds are mu + a_s + b_k + e_sk, normal, with the deviations that a
 row names. "These sites" must contain the mean over these clients, "sites like these"
-mu. Beside them, for mu: a t interval over the seeds' means, and the bootstrap that
-redraws seeds and, within them, clients, in the first studies only. Where each seed has
-"other clients", b_sk takes the place of b_k; in "missing" ones a tenth of the values is
-left out at random.
+mu. Beside them, for mu: a t interval over the seeds' means. Where each seed has "other
+clients", b_sk takes the place of b_k; in "missing" ones a tenth of the values is left
+out at random.
+
+worst: how often 95 % intervals of the worst tenth, the worst client and the gap hold
+those of the true accuracies, and how far estimates are off. K clients with accuracies
+of a Beta law with this mean and deviation have n test samples each; the bootstrap
+resamples these.
 """
 
 import json
@@ -54,12 +59,13 @@ from numpy.typing import NDArray
 
 from benchmarks.common import options, show
 from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.shrinkage import statistics, uncertainty
 from fedapps.lab.contests.contest import CHOICE
 from fedapps.lab.contests.rows import Rows, gain, measured
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import LOCAL, in_process
 from fedapps.lab.contests.verdict import USE, outcome
-from fedapps.lab.results.seeds import Interval, crossed_interval, t_interval
+from fedapps.lab.results.seeds import crossed_interval, t_interval
 from fedapps.testing.truths import Federation, truth
 
 FAMILY = {
@@ -285,28 +291,18 @@ STUDIES = (
 )
 
 
-def nested_bootstrap(table: Array, rng: np.random.Generator, draws: int = 300) -> Interval:
-    """Return the interval of a bootstrap of seeds and, within them, clients (S, K)."""
-    s, k = table.shape
-    seeds = rng.integers(s, size=(draws, s, 1))
-    means = table[seeds, rng.integers(k, size=(draws, s, k))].mean((1, 2))
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(table.mean()), 0.0, float(low), float(high), s)
-
-
 def covered(
-    study: tuple[float, float, float, str], shape: tuple[int, int], repeats: int, bootstrap: int
+    study: tuple[float, float, float, str], shape: tuple[int, int], repeats: int
 ) -> list[float]:
-    """Return the shares in which the four intervals contain the truth, NaN for one that
-    does not exist, and the mean width of the last one over that of t over seeds.
+    """Return the shares in which the three intervals contain the truth, NaN for one
+    that does not exist, and the mean width of the last one over that of t over seeds.
     """
     clients, seeds, rest, special = study
     rng = generator(0, f"coverage {study} {shape}")
-    inside, widths = np.full((repeats, 4), np.nan), np.zeros((repeats, 2))
+    inside, widths = np.full((repeats, 3), np.nan), np.zeros((repeats, 2))
     for repeat in range(repeats):
         b = clients * rng.normal(size=shape if special == "other clients" else (1, shape[1]))
         table = b + seeds * rng.normal(size=(shape[0], 1)) + rest * rng.normal(size=shape)
-        redrawn = nested_bootstrap(table, rng) if repeat < bootstrap else None
         if special == "missing":
             table[rng.random(shape) < 0.1] = np.nan
         means = np.nanmean(table, 1).tolist()
@@ -314,7 +310,6 @@ def covered(
         like = these if special == "other clients" else crossed_interval(table)
         for place, (one, target) in enumerate(
             [
-                (redrawn, 0.0),
                 (these, 0.0),
                 (None if special == "other clients" else these, b.mean()),
                 (like, 0.0),
@@ -334,9 +329,38 @@ def covered(
 def coverage_rows(given: Any) -> Iterator[list[str]]:
     """Yield a row per study, and number of seeds and clients."""
     for study, s, k in product(STUDIES, SEEDS, CLIENTS):
-        *shares, width = covered(study, (s, k), given.number, given.bootstrap)
+        *shares, width = covered(study, (s, k), given.number)
         texts = ["-" if share != share else f"{100 * share:.1f}" for share in shares]
         yield [*map(str, (*study, s, k)), *texts, f"{width:.2f}"]
+
+
+# --- the worst clients ----------------------------------------------------------------
+
+
+def worst_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per number of clients, of samples, and law of accuracies."""
+    laws = ((0.8, 0.0), (0.8, 0.05), (0.8, 0.15), (0.95, 0.03))
+    for k, n, (mean, std) in product((8, 20, 60), (10, 50, 200), laws):
+        rng, samples = generator(0, f"worst {k} {n} {mean} {std}"), np.full(k, n)
+        found: dict[str, list[tuple[bool, bool, float, float]]] = {}
+        for _ in range(given.number):
+            size = mean * (1 - mean) / std**2 - 1 if std else 0.0
+            true = rng.beta(mean * size, (1 - mean) * size, k) if std else np.full(k, mean)
+            right = rng.binomial(n, true)
+            again = statistics(rng.binomial(n, right[:, None] / n, (k, 300)) / n)
+            truths = statistics(true[:, None])
+            for name, one in uncertainty(right, samples, rng, draws=300).items():
+                target = truths[name][0]
+                low, high = np.quantile(again[name], [0.025, 0.975])
+                held = one.low - 1e-9 <= target <= one.high + 1e-9, low <= target <= high
+                off = (one.estimate - target) ** 2, (one.value - target) ** 2
+                found.setdefault(name, []).append((*held, *off))
+        cells = [str(cell) for cell in (k, n, mean, std)]
+        for name in ("tail", "worst", "gap"):
+            ours, boot, *squares = np.mean(found[name], axis=0)
+            rms = " / ".join(f"{100 * math.sqrt(one):.1f}" for one in squares)
+            cells += [f"{100 * ours:.0f} / {100 * boot:.0f}", rms]
+        yield cells
 
 
 def main() -> None:
@@ -344,17 +368,21 @@ def main() -> None:
     given = options(
         __doc__,
         {
-            "study": ("contests", "folds", "coverage"),
+            "study": ("contests", "folds", "coverage", "worst"),
             "--cases": CASES,
             "--number": 20,  # of contests or studies, each
-            "--bootstrap": 400,
             "--out": "results/contest-truths",
         },
     )
     if given.study == "coverage":
-        columns = ("clients", "seeds", "rest", "", "S", "K", "bootstrap", "t over seeds")
+        columns = ("clients", "seeds", "rest", "", "S", "K", "t over seeds")
         columns += ("these sites", "sites like these", "its width / that of t")
         show("Coverage of 95 % intervals, %", columns, coverage_rows(given))
+    elif given.study == "worst":
+        columns = ("clients", "samples", "mean", "deviation")
+        for name in ("worst tenth", "worst", "gap"):
+            columns += (f"{name}: holds, estimate / bootstrap", "error, estimate / measured")
+        show("The worst clients: 95 % intervals, %, and errors, points", columns, worst_rows(given))
     elif given.study == "folds":
         columns = ("measure", "clients", "rows", "tau", "studies", "rows' variance")
         columns += ("t over folds", "contest", "its width / that of rows")

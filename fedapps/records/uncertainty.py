@@ -1,5 +1,4 @@
-"""How far chance alone explains a run's worst clients
-(``algorithms.fairness.resampling``).
+"""How well a run's worst clients really do (``algorithms.fairness.shrinkage``).
 
 Everything is computed from clients.csv: each client's accuracy and number of test
 samples.
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.fairness.resampling import Uncertain, uncertainty
+from fedapps.algorithms.fairness.shrinkage import Uncertain, uncertainty
 from fedapps.records.reader import is_number
 
 SHARE = 0.1
@@ -45,20 +44,20 @@ def of_clients(
         return {}
     samples = numbers.astype(np.int64)
     right = np.rint(accuracies * samples).astype(np.int64)
-    rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "bootstrap of test samples")
+    rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "rates of clients")
     return uncertainty(right, samples, rng, share)
 
 
 def as_numbers(statistics: Mapping[str, Uncertain]) -> dict[str, float]:
-    """Return the bounds of the intervals, the values expected by chance, and the
-    p-value of the gap, for summary.json.
+    """Return estimates, the bounds of their intervals, and the p-value of the gap, for
+    summary.json.
     """
     out: dict[str, float] = {}
     for name, key in _KEYS.items():
         if name in statistics:
             out |= {f"{key}-low": statistics[name].low, f"{key}-high": statistics[name].high}
-            if (chance := statistics[name].chance) is not None:
-                out[f"{key}-chance"] = chance
+            if name != "mean":
+                out[f"{key}-estimate"] = statistics[name].estimate
     if statistics and (p := statistics["gap"].p) is not None:
         out["parity-gap-p"] = p
     return out

@@ -102,7 +102,8 @@ def _costs(contest: Contest, method: str) -> tuple[str, str]:
 
 def clients_section(contest: Contest, result: Outcome) -> Section:
     """Return who gains and who loses by the choice, by name."""
-    m, own = contest.state.measure, result.gains[CHOICE].clients
+    gain = result.gains[CHOICE]
+    m, own = contest.state.measure, gain.shrunk()
     order = sorted(own, key=lambda k: -own[k][0])
     shown = order if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
     rows = []
@@ -110,11 +111,14 @@ def clients_section(contest: Contest, result: Outcome) -> Section:
         value, error = own[k]
         low, high = value - 2 * error, value + 2 * error
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
-        rows.append((k, size(m, value), between(m, low, high), word))
-    note = "Two standard errors of the client's own test rows."
+        rows.append((k, size(m, gain.clients[k][0]), size(m, value), between(m, low, high), word))
+    note = (
+        "Estimate: drawn towards the mean, the more the less a client's rows tell, since the "
+        "largest of many measured gains is too large; with two standard errors."
+    )
     if len(order) > 2 * FEW:
         note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(order)}."
-    header = ("client", "gain", "interval", "")
+    header = ("client", "measured", "estimate", "interval", "")
     return Section("Who gains by the choice, and who loses", note, header, tuple(rows))
 
 
@@ -142,7 +146,7 @@ def gains_figure(contest: Contest, result: Outcome) -> Figure:
     """
     state = contest.state
     unit = 100.0 if counts_in_points(state.measure) else 1.0
-    gains, own = result.gains, result.gains[CHOICE].clients
+    gains, own = result.gains, result.gains[CHOICE].shrunk()
     order = sorted(own, key=lambda k: -own[k][0])
     few = len(order) <= MOST_NAMED
     step = 0.7 if few else 24 / len(order)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedapps.errors import RunFailed
-from fedapps.formats import counts_in_points, metric_name, metric_text
+from fedapps.formats import counts_in_points, few, metric_name, metric_text
 from fedapps.lab.contests.contest import CHOICE, Contest
 from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, in_all, measured, score_of
 from fedapps.lab.contests.trials import LOCAL
@@ -137,9 +137,11 @@ def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> flo
 
 
 def named(missing: Mapping[str, str]) -> str:
-    """Return clients with reasons, the first ones."""
-    shown = [f"{k} ({why})" for k, why in list(missing.items())[:FEW]]
-    return ", ".join(shown) + ", ..." * (len(missing) > FEW)
+    """Return clients by reason, the first ones of each."""
+    by_reason = {
+        why: [k for k, other in missing.items() if other == why] for why in missing.values()
+    }
+    return "; ".join(f"{few(names, FEW)} ({why})" for why, names in by_reason.items())
 
 
 def verdict_text(contest: Contest, result: Outcome) -> str:

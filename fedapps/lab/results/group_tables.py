@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.fairness.resampling import uncertainty
+from fedapps.algorithms.fairness.shrinkage import uncertainty
 from fedapps.formats import few, metric_text, one_line, percent_text
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.sections import Section
@@ -73,8 +73,8 @@ def groups_section(run: RunFolder) -> Section | None:
 
 
 def _chance(run: RunFolder) -> list[str]:
-    """Return a sentence on the gap that groups of equal accuracy would show; [] unless
-    two groups have samples.
+    """Return a sentence on the gap without chance's part; [] unless two groups have
+    samples.
     """
     counts = [(_number(row, "right"), _number(row, "samples")) for row in run.groups]
     counts = [(right, n) for right, n in counts if n >= 1]
@@ -82,11 +82,11 @@ def _chance(run: RunFolder) -> list[str]:
         return []
     right, samples = np.array(counts).astype(np.int64).T
     seed = run.seed if isinstance(run.seed, int) and run.seed >= 0 else 0
-    gap = uncertainty(right, samples, generator(seed, "bootstrap of groups"))["gap"]
-    assert gap.chance is not None
+    gap = uncertainty(right, samples, generator(seed, "rates of groups"))["gap"]
+    between = f"{percent_text(gap.low, unit=False)} to {percent_text(gap.high)}"
     return [
-        f"Groups with equal accuracy would show a gap of {percent_text(gap.chance)} by chance; "
-        f"p = {gap.p:.3f}."
+        f"The gap of accuracy without the part of chance: {percent_text(gap.estimate)} "
+        f"({between}); p = {gap.p:.3f}."
     ]
 
 

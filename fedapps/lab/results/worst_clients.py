@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedapps.algorithms.common.measures import describe_clients
-from fedapps.algorithms.fairness.resampling import Uncertain
+from fedapps.algorithms.fairness.shrinkage import Uncertain
 from fedapps.formats import metric_text, percent_text
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.sections import Section
@@ -15,7 +15,7 @@ from fedapps.records.uncertainty import SHARE, of_clients
 
 def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
     """Return the worst clients and the gap, one row per setting: means over its seeds,
-    and the largest of their p-values.
+    and the largest of the gap's p-values.
 
     ``None`` if no run has two clients that report the number of their test samples.
     """
@@ -27,25 +27,28 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
         losses = [tails for run in row.runs if (tails := _losses(run, share))]
         if not statistics or not all(statistics):
             continue
-        gap = [one["gap"] for one in statistics]
         cells = [
-            _with_interval([one[name] for one in statistics]) for name in ("tail", "worst", "gap")
+            cell
+            for name in ("tail", "worst", "gap")
+            for cell in _cells([one[name] for one in statistics])
         ]
-        chance, p = _mean([one.chance or 0.0 for one in gap]), max(one.p or 0.0 for one in gap)
+        p = max(one["gap"].p or 0.0 for one in statistics)
         shown = [metric_text("loss", _mean(values)) for values in zip(*losses, strict=True)] or [
             "-",
             "-",
         ]
-        table.append((row.label, *cells, percent_text(chance, unit=False), f"{p:.3f}", *shown))
+        table.append((row.label, *cells, f"{p:.3f}", *shown))
     if not table:
         return None
     tail = f"worst {100 * share:g} %"
     header = (
         "method",
-        tail,
-        "worst client %",
-        "gap %",
-        "by chance %",
+        f"{tail}, measured",
+        "estimate",
+        "worst client, measured",
+        "estimate",
+        "gap, measured",
+        "estimate",
         "p",
         f"loss, {tail}",
         "loss, worst",
@@ -56,19 +59,18 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
 
 
 _NOTE = (
-    "Accuracy, with a 95 % confidence interval: how would these clients score on other test "
-    "samples? By chance: the gap that equally good clients would show with as few samples. p: how "
-    "often chance alone would produce a gap as large as this one. A large p, or a value outside "
-    "its own interval, means that the clients differ by no more than chance alone would produce."
+    "Accuracy in %. Chance makes the worst of many clients look worse than it is, the more so with "
+    "few test samples. The estimate corrects this: how would these clients score on endless test "
+    "samples, with a 95 % interval? p: how often equally good clients would show such a gap."
 )
 
 
-def _with_interval(values: Sequence[Uncertain]) -> str:
-    value, low, high = (
+def _cells(values: Sequence[Uncertain]) -> tuple[str, str]:
+    value, estimate, low, high = (
         percent_text(_mean([getattr(one, name) for one in values]), unit=False)
-        for name in ("value", "low", "high")
+        for name in ("value", "estimate", "low", "high")
     )
-    return f"{value}\n{low}\N{EN DASH}{high}"
+    return value, f"{estimate}\n{low}\N{EN DASH}{high}"
 
 
 def _losses(run: RunFolder, share: float) -> tuple[float, float] | None:

@@ -138,6 +138,39 @@ def normal(mean, reach):
     return Gain({}, one, one)
 
 
+@pytest.mark.parametrize(("spread", "rows"), [(0.0, 0.4), (0.1, 0.3), (0.5, 0.2)])
+def test_shrunk_gains_hold_what_measured_ones_promise(spread, rows):
+    """Of 400 federations of 30 clients: the client with the largest measured gain, and
+    how many intervals of two standard errors hold.
+    """
+    rng = np.random.default_rng(1)
+    held, off = [], []
+    for _ in range(400):
+        true = 0.2 + spread * rng.normal(size=30)
+        errors = rows * rng.uniform(0.5, 1.5, 30)
+        found = true + errors * rng.normal(size=30)
+        clients = {str(k): (x, v) for k, (x, v) in enumerate(zip(found, errors, strict=True))}
+        nothing = Interval(0, 0, 0, 0, 30)
+        values, deviations = np.array([*Gain(clients, nothing, nothing).shrunk().values()]).T
+        held.append(np.mean(abs(values - true) <= 2 * deviations))
+        best = found.argmax()
+        off.append((values[best] - true[best], found[best] - true[best]))
+    ours, measured_ = np.mean(off, 0)
+    assert np.mean(held) >= 0.93
+    assert abs(ours) <= 0.3 * measured_
+
+
+def test_of_a_client_whose_rows_tell_nothing_the_gain_is_the_mean():
+    clients = {"a": (0.3, 0.01), "b": (-0.1, 0.01), "c": (5.0, math.nan), "d": (1.0, 1e-9)}
+    nothing = Interval(0, 0, 0, 0, 4)
+    found = Gain(clients, nothing, nothing).shrunk()
+    assert list(found) == list(clients)
+    assert found["d"] == pytest.approx((1.0, 0.0), abs=1e-6)
+    assert all(map(math.isfinite, np.ravel([*found.values()])))
+    alike = Gain({"a": (0.1, 1.0), "b": (0.3, 1.0)}, nothing, nothing).shrunk()
+    assert [value for value, _ in alike.values()] == pytest.approx([0.2, 0.2], abs=0.01)
+
+
 @pytest.mark.parametrize("mean", [-0.3, 0.0, 0.2, 1.0])
 def test_expected_regret_is_that_of_a_normal_law(mean):
     one = normal(mean, 1.959964 * 0.5)

@@ -1,0 +1,160 @@
+"""How well the worst clients do, and how far clients are apart, without the bias of
+extremes.
+
+The model classifies right_k of the n_k test samples of client k correctly. The worst of
+many equally good clients looks bad by chance alone, and the fewer samples, the worse.
+So the clients' rates t_k are estimated together:
+
+    right_k ~ Binomial(n_k, t_k),    t_k ~ Beta(mu s, (1 - mu) s),    s = 1 / rho - 1
+
+rho is the correlation of a client's samples; 0: all clients have the rate mu. Given mu
+and rho,
+
+    t_k ~ Beta(right_k + mu s, n_k - right_k + (1 - mu) s):
+
+few samples are shrunk towards mu, many speak for themselves. The prior is uniform for
+mu; rho is 0 or one of 39 values (i / 40)^2 0.9, the 0 being four times as likely as
+each. Every draw of (mu, rho, t) has its mean over clients, mean of the worst tenth,
+minimum, and maximum minus minimum; ``estimate`` is the mean over draws and the interval
+their quantiles. The clients are fixed: the interval is about other test samples of the
+*same* clients. The mean is not biased, so its interval is moved to the measured value.
+
+``p``: if all clients had the same accuracy sum right / sum n, how often would the
+statistic be at least as extreme as the measured one: (1 + number) / (1 + draws).
+
+Source: Gelman, Carlin, Stern, Dunson, Vehtari, Rubin, "Bayesian Data Analysis", 3rd
+edition, 2013, Section 5.3 (the rats; there the prior of s has no mass at infinity); p:
+Davison, Hinkley, "Bootstrap Methods and their Application", 1997, Section 4.2.
+Coverage: ``benchmarks/contest.py worst``.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedapps.algorithms.common.measures import tail_size
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+#: Number of draws. It falls, down to a tenth, when draws times clients exceed the
+#: second value: many clients make up for fewer draws.
+DRAWS, NUMBERS = 1000, 2_000_000
+LEVEL = 0.95
+#: Numbers drawn at a time.
+BLOCK = 1_000_000
+#: Values of mu, and of rho above 0.
+MEANS = (np.arange(64) + 0.5) / 64
+RHOS = (np.arange(1, 40) / 40) ** 2 * 0.9
+#: How many times as likely as another rho equal clients are.
+EQUAL = 4
+#: As many clients, drawn at random, tell mu and rho.
+ENOUGH = 200
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """A statistic as measured, its estimate with an interval, and how often equally
+    good clients would be as extreme (not for the mean).
+    """
+
+    value: float
+    estimate: float
+    low: float
+    high: float
+    p: float | None = None
+
+
+def statistics(accuracies: Floats, share: float = 0.1) -> dict[str, Floats]:
+    """Return mean, mean of the worst ``share``, ``worst`` and ``gap`` of accuracies (K,
+    B) over the K clients, (B,) each.
+    """
+    count = tail_size(len(accuracies), share)
+    low = accuracies.min(0)
+    tail = np.partition(accuracies, count - 1, axis=0)[:count].mean(0)
+    return {"mean": accuracies.mean(0), "tail": tail, "worst": low, "gap": accuracies.max(0) - low}
+
+
+def uncertainty(
+    right: Counts,
+    samples: Counts,
+    rng: np.random.Generator,
+    share: float = 0.1,
+    draws: int = 0,
+    level: float = LEVEL,
+) -> dict[str, Uncertain]:
+    """Return the :func:`statistics` with their uncertainty, given the clients' right
+    and all test samples (K,).
+
+    ``draws``: 0 for ``DRAWS`` or, of more than 2,000 clients, fewer.
+
+    Raises ``ValueError`` unless 0 <= right <= samples and samples > 0.
+    """
+    if right.ndim != 1 or not len(right) or right.shape != samples.shape:
+        raise ValueError(f"need two numbers per client, got {right.shape} and {samples.shape}")
+    if (samples < 1).any() or (right < 0).any() or (right > samples).any():
+        raise ValueError("every client needs a test sample, and right ones from 0 to all of them")
+    draws = draws or min(DRAWS, max(DRAWS // 10, NUMBERS // len(right)))
+    means, rhos = spread(right, samples, rng, draws)
+    pooled = right.sum() / samples.sum()
+    block = max(1, BLOCK // len(right))
+    again, equal = [], []
+    for start in range(0, draws, block):
+        mu, rho = means[start : start + block], rhos[start : start + block]
+        again.append(statistics(rates(right, samples, mu, rho, rng), share))
+        # client by client, so that NumPy prepares each distribution once
+        alike = rng.binomial(samples[:, None], pooled, (len(right), len(mu)))
+        equal.append(statistics(alike / samples[:, None], share))
+    out = {}
+    for name, (value,) in statistics((right / samples)[:, None], share).items():
+        drawn = np.concatenate([part[name] for part in again])
+        if name == "mean":
+            drawn = np.clip(drawn + value - drawn.mean(), 0, 1)
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+        p = None
+        if name != "mean":
+            sign = 1 if name == "gap" else -1
+            chance = np.concatenate([part[name] for part in equal])
+            # means and quotients of the same counts may differ in the last bit
+            p = (1 + int((sign * chance >= sign * value - 1e-12).sum())) / (1 + draws)
+        out[name] = Uncertain(float(value), float(drawn.mean()), float(low), float(high), p)
+    return out
+
+
+def spread(
+    right: Counts, samples: Counts, rng: np.random.Generator, draws: int
+) -> tuple[Floats, Floats]:
+    """Return draws of mu and rho, (draws,) each, from what is known after counts."""
+    total, n = int(right.sum()), int(samples.sum())
+    few = rng.choice(len(right), min(len(right), ENOUGH), replace=False)
+    pairs, times = np.unique(np.stack([right[few], samples[few]]), axis=1, return_counts=True)
+    s = torch.from_numpy(1 / RHOS - 1)
+    a, b = (torch.from_numpy(m)[:, None] * s for m in (MEANS, 1 - MEANS))
+    log = len(few) * (torch.lgamma(s) - torch.lgamma(a) - torch.lgamma(b))
+    for (r, m), count in zip(pairs.T.tolist(), times.tolist(), strict=True):
+        log += count * (torch.lgamma(r + a) + torch.lgamma(m - r + b) - torch.lgamma(m + s))
+    log = log * (len(right) / len(few)) - math.log(len(MEANS))
+    logs = np.append(log.numpy().ravel(), math.log(EQUAL))
+    logs[-1] += math.lgamma(total + 1) + math.lgamma(n - total + 1) - math.lgamma(n + 2)
+    weights = np.exp(logs - logs.max())
+    place = rng.choice(len(logs), draws, p=weights / weights.sum())
+    mu, rho = np.repeat(MEANS, len(RHOS)), np.tile(RHOS, len(MEANS))
+    between = (rng.random(draws) - 0.5) / len(MEANS)
+    same = place == len(mu)
+    place[same] = 0
+    return (
+        np.where(same, rng.beta(total + 1, n - total + 1, draws), mu[place] + between),
+        np.where(same, 0.0, rho[place]),
+    )
+
+
+def rates(
+    right: Counts, samples: Counts, mu: Floats, rho: Floats, rng: np.random.Generator
+) -> Floats:
+    """Return a draw of the clients' rates for each mu and rho (K, B)."""
+    s = 1 / np.where(rho > 0, rho, 0.5) - 1
+    drawn = rng.beta(right[:, None] + mu * s, (samples - right)[:, None] + (1 - mu) * s)
+    return np.where(rho > 0, drawn, mu)
