@@ -74,7 +74,6 @@ APPLICATION = {
     "pyarrow",
     "matplotlib",
     "PIL",
-    "prometheus_client",
 }
 
 

@@ -5,7 +5,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from logging import INFO
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedapps.records.files import replace as place
 from fedapps.records.lock import WRITER, holder_of
 from fedapps.records.rounds import set_status
 from fedapps.runs.devices import visible
-from fedapps.runs.execution import execute, page_of, with_folder
+from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.flower_private import at_exit, is_simulation
 from fedapps.strategies.base.rounds import Round
@@ -66,10 +66,9 @@ def run(grid: Grid, context: Context) -> None:
     rounds: deque[Round] = deque(maxlen=1)
     at_exit(partial(close, Path(settings.out), rounds))
     try:
-        with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
-            summary = execute(
-                settings, grid, [rounds.append], flower_run=str(context.run_id), report=write_report
-            )
+        summary = execute(
+            settings, grid, [rounds.append], flower_run=str(context.run_id), report=write_report
+        )
         for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
             log(INFO, "%s", line)
         log(INFO, "summary: %s", json.dumps(summary))

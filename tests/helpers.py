@@ -4,13 +4,10 @@ by hand, small data and nets.
 
 import contextlib
 import csv
-import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -149,31 +146,6 @@ def rows_of(path):
 def clients_of(folder):
     """Return the rows of a run's clients."""
     return rows_of(folder / "clients.csv")
-
-
-@contextlib.contextmanager
-def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", port), 5)):
-    """Request the page of counters in the background until it answers; yield the list
-    that receives the answer.
-    """
-    pages, ended = [], threading.Event()
-
-    def ask():
-        while not pages and not ended.wait(0.3):
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", port)
-                connection.sock = connect(port)
-                with contextlib.closing(connection):
-                    connection.request("GET", "/metrics")
-                    pages.append(connection.getresponse().read().decode())
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield pages
-    finally:
-        ended.set()
-        thread.join()
 
 
 def some_slow(names, *quick):

@@ -83,11 +83,6 @@ add_options = command_options(
             "help": "with --resume: execute the code that DIR names",
         },
         "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
-        "--metrics-port": {
-            "type": int,
-            "metavar": "N",
-            "help": "serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
-        },
         "--watch": {},
         "--log-format": {},
     },
@@ -164,8 +159,6 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["out"] = str(arguments.out)
     if arguments.until is not None or arguments.resume:
         given["until"] = arguments.until or 0
-    if arguments.metrics_port is not None:
-        given["metrics-port"] = arguments.metrics_port
     settings = with_defaults({**given, "resume": arguments.resume})
     assigned, used = assignments(arguments.settings), settings.flat()
     check_used(assigned, used)

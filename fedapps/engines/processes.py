@@ -92,7 +92,10 @@ def checked_port(port: int) -> int:
             f"port = {port}: choose a port in 1..65535, or leave it out to get a free one"
         )
     try:
-        try_port("127.0.0.1", port)
+        with socket.socket() as probe:
+            # as the server: a listener blocks the port, a closed connection does not
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
     except OSError as error:
         reason = (error.strerror or "not usable").lower()
         raise UserError(
@@ -100,16 +103,6 @@ def checked_port(port: int) -> int:
             "out to get a free one"
         ) from None
     return port
-
-
-def try_port(host: str, port: int) -> None:
-    """Raise ``OSError`` or ``OverflowError`` if no server can listen there."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        # As the server does: a recently closed connection does not block the port, a
-        # listener does.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
 
 
 def answers(connect: Callable[[], socket.socket], authority: Path | None = None) -> bool:

@@ -27,8 +27,6 @@ FREE = (
     "train.compile",
     "track",
     "track-to",
-    "metrics-port",
-    "metrics-host",
     "audit-log",
 )
 

@@ -3,7 +3,7 @@ rounds, writes the results folder.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,6 @@ from fedapps.tasks.client_names import client_names
 from fedapps.tracking.adapters import Tracked
 from fedapps.tracking.callback import Trackers
 from fedapps.tracking.names import names_of
-from fedapps.tracking.prometheus import Counts, served
 
 #: Writes the report of the run in a folder and, with ``plots=True``, plots as files.
 Report = Callable[..., object]
@@ -290,15 +289,6 @@ def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
         return settings.sites.classes
     classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
     return tuple(classes) if classes and len(classes) == task.samples.num_classes else ()
-
-
-def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
-    """Return the context manager that serves the run's counters for Prometheus."""
-    folder = Path(settings.out)
-    labels = {"run": folder.name, "method": settings.method, "task": task}
-    return served(
-        Counts(folder, labels, settings.num_rounds), settings.metrics_port, settings.metrics_host
-    )
 
 
 def trackers(settings: Settings, done: int, recorder: Recorder, report: Report) -> Trackers:

@@ -32,7 +32,6 @@ from fedapps.runs.execution import (
     Report,
     execute,
     no_report,
-    page_of,
     with_folder,
 )
 from fedapps.runs.inline_grid import inline_grid
@@ -40,7 +39,6 @@ from fedapps.runs.prepare import assemble, ended_before_it_began, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
 from fedapps.surroundings import settle_caches
-from fedapps.tracking.prometheus import check_port
 
 ENGINES = ("inline", "ray", "deployment", "auto")
 # options of Launch, and flags of the command, that only Ray has
@@ -170,17 +168,13 @@ def launch(
         if killed and ended_before_it_began(folder):  # nor has what it left running begun
             logger.warning("--resume: the start before ended before its record: this one begins")
             settings = settings.but(resume=False)
-        if settings.metrics_port:
-            check_port(settings.metrics_port, settings.metrics_host)
         prepare_folder(settings, overwrite=how.overwrite)
         label = f"{settings.method} on {task.name}"
-        settings, page = metrics_page(settings, task.name)
         with (
             inline_grid(settings, parts, how.workers)  # forked before there are threads
             if how.engine == "inline"
             else nullcontext() as grid,
             watch(folder),
-            page,
             Progress(settings.num_rounds, label, console) as progress,
         ):
             progress.poll(folder)  # shows the completed rounds of a resumed run
@@ -232,18 +226,6 @@ def close(settings: Settings, status: str, reason: str, report: Report = no_repo
     if status not in ("completed", "interrupted"):
         log = folder / "run.log"
         raise RunFailed(f"{reason} (log: {log})" if log.exists() else reason)
-
-
-def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
-    """Return the settings without a page for Prometheus, and the context in which this
-    process serves that page.
-    """
-    if not settings.metrics_port:
-        return settings, nullcontext()
-    page = page_of(settings, task)
-    line = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
-    print(json_log.line("INFO", line) if json_log.chosen() else line, file=sys.stderr)
-    return settings.but(metrics_port=0), page
 
 
 @contextmanager

@@ -172,15 +172,6 @@ class Settings(Options):
         "", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)'
     )
     resume: bool = option(False, "continue from the last checkpoint in `out`")
-    metrics_port: int = option(
-        0,
-        "port of a page with counters for Prometheus during the run; 0: none",
-        low=0,
-        high=65535,
-    )
-    metrics_host: str = option(
-        "127.0.0.1", "address of that page; with another one, other machines can read it"
-    )
     track: str = option(
         "",
         "also report to tensorboard, mlflow or wandb, several separated by commas; see "

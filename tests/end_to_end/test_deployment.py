@@ -22,7 +22,7 @@ from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
 from fedapps.engines.programs import end_programs
-from fedapps.engines.wall import connect, no_wall_reason
+from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.helpers import (
     assert_same,
@@ -31,7 +31,6 @@ from tests.helpers import (
     refused,
     rounds_of,
     run_inline,
-    scraped,
     summary_of,
 )
 
@@ -84,15 +83,12 @@ def deployment(tmp_path_factory):
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path):
     job = [*JOBS[method], *SMALL]
     run_inline(tmp_path / "inline", *job)
-    port = free_port()
-    # as a Flower user does: the printed command `flwr run . own`; the counters are at
-    # the SuperLink
+    # as a Flower user does: the printed command `flwr run . own`
     if method == "fedavg":
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
         settings = {key: value for key, value in settings.items() if key != "versions"} | {
             "out": str(tmp_path / "sites")
         }
-        settings["metrics-port"] = port
         lines = [
             f"{key} = {json.dumps(value)}"
             for key, value in settings.items()
@@ -107,14 +103,12 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
             "--run-config",
             tmp_path / "run.toml",
         ]
-        with scraped(port, lambda port: connect(deployment.wall, port, 5)) as pages:
-            done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
-    else:  # counters, and logs as JSON lines, are this command's
-        more = ["--metrics-port", port, "--log-format", "json", "--out", tmp_path / "sites"]
-        with scraped(port) as pages:
-            done = fedapps(
-                "run", *job, "--engine", "deployment", "--deployment", deployment.folder, *more
-            )
+        done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
+    else:  # logs as JSON lines are this command's
+        more = ["--log-format", "json", "--out", tmp_path / "sites"]
+        done = fedapps(
+            "run", *job, "--engine", "deployment", "--deployment", deployment.folder, *more
+        )
         lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
         ends = [line["round"] for line in lines if line.get("event") == "round"]
         assert ends == [row["round"] for row in rounds_of(tmp_path / "sites")]
@@ -123,7 +117,6 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
             for line in (tmp_path / "sites" / "run.log").read_text().splitlines()
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f'fedapps_rounds_planned{{method="{method}",run="sites",' in pages[-1]
     assert summary_of(tmp_path / "sites")["status"] == "completed"
     left, right = rounds_of(tmp_path / "sites"), rounds_of(tmp_path / "inline")
     assert len(left) == len(right)

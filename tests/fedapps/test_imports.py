@@ -22,7 +22,6 @@ LATE = {
     "flwr_datasets",
     "PIL",
     "daqp",
-    "prometheus_client",
     "torchvision",
     "transformers",
     "ray",

@@ -95,7 +95,6 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         "flwr_datasets": "flwr-datasets",
         "PIL": "pillow",
     } | {
-        "prometheus_client": "prometheus-client",
         "tomli_w": "tomli-w",
     }
     # by the extra "simulation" of Flower, and by datasets

@@ -4,6 +4,7 @@ where measured extremes lie outside, and the p-value of equal clients.
 
 import numpy as np
 import pytest
+from scipy.special import gammaln
 from scipy.stats import beta, betabinom, binom
 
 from fedapps.algorithms.common.measures import parity_gap, worst_share
@@ -112,6 +113,11 @@ def test_intervals_hold_the_truth_and_estimates_are_nearer_than_what_is_measured
         assert small <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 200)
     if case == "one apart":
         assert small == 1
+
+
+def test_the_logarithm_of_gamma():
+    x = np.array([1e-3, 0.2, 1, 3.5, 40, 1e4, 1e9])
+    assert shrinkage.log_gamma(x) == pytest.approx(gammaln(x), rel=1e-12, abs=2e-9)
 
 
 def test_many_clients_are_told_by_some_of_them(monkeypatch):
