@@ -6,6 +6,7 @@ for the terminal, as CSV and as HTML.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Compared:
         """The table for a terminal."""
         return terminal_table(self.rows, self.columns)
 
-    @property
+    @cached_property
     def sections(self) -> list[Section]:
         """The tables below the main one."""
         return sections(COMPARISON, self.shown)
