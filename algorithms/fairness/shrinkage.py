@@ -13,8 +13,8 @@ and rho,
     t_k ~ Beta(right_k + mu s, n_k - right_k + (1 - mu) s):
 
 few samples are shrunk towards mu, many speak for themselves. The prior is uniform for
-mu; rho is 0 or one of 39 values (i / 40)^2 0.9, the 0 being four times as likely as
-each. Every draw of (mu, rho, t) has its mean over clients, mean of the worst tenth,
+mu; rho is 0 or near one of 39 values (i / 40)^2 0.9, the 0 being four times as likely
+as each. Every draw of (mu, rho, t) has its mean over clients, mean of the worst tenth,
 minimum, and maximum minus minimum; ``estimate`` is the mean over draws and the interval
 their quantiles. The clients are fixed: the interval is about other test samples of the
 *same* clients. The mean is not biased, so its interval is moved to the measured value.
@@ -45,7 +45,7 @@ DRAWS, NUMBERS = 1000, 2_000_000
 LEVEL = 0.95
 #: Numbers drawn at a time.
 BLOCK = 1_000_000
-#: Values of mu, and of rho above 0.
+#: Values of mu, as shares of its range, and of rho above 0.
 MEANS = (np.arange(64) + 0.5) / 64
 RHOS = (np.arange(1, 40) / 40) ** 2 * 0.9
 #: How many times as likely as another rho equal clients are.
@@ -128,25 +128,28 @@ def spread(
 ) -> tuple[Floats, Floats]:
     """Return draws of mu and rho, (draws,) each, from what is known after counts."""
     total, n = int(right.sum()), int(samples.sum())
+    centre = float((right / samples).mean())
+    reach = 6 * math.sqrt((centre * (1 - centre) + 1 / (n + 2)) / len(right))
+    low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
     few = rng.choice(len(right), min(len(right), ENOUGH), replace=False)
     pairs, times = np.unique(np.stack([right[few], samples[few]]), axis=1, return_counts=True)
-    s = 1 / RHOS - 1
-    a, b = (m[:, None] * s for m in (MEANS, 1 - MEANS))
+    s, mu = 1 / RHOS - 1, low + (high - low) * MEANS
+    a, b = (m[:, None] * s for m in (mu, 1 - mu))
     log = len(few) * (log_gamma(s) - log_gamma(a) - log_gamma(b))
     for (r, m), count in zip(pairs.T.tolist(), times.tolist(), strict=True):
         log += count * (log_gamma(r + a) + log_gamma(m - r + b) - log_gamma(m + s))
-    log = log * (len(right) / len(few)) - math.log(len(MEANS))
-    logs = np.append(log, math.log(EQUAL))
-    logs[-1] += math.lgamma(total + 1) + math.lgamma(n - total + 1) - math.lgamma(n + 2)
+    log = log * (len(right) / len(few)) + math.log((high - low) / len(mu))
+    equal = math.lgamma(total + 1) + math.lgamma(n - total + 1) - math.lgamma(n + 2)
+    logs = np.append(log, math.log(EQUAL) + equal)
     weights = np.exp(logs - logs.max())
     place = rng.choice(len(logs), draws, p=weights / weights.sum())
-    mu, rho = np.repeat(MEANS, len(RHOS)), np.tile(RHOS, len(MEANS))
-    between = (rng.random(draws) - 0.5) / len(MEANS)
-    same = place == len(mu)
-    place[same] = 0
+    same = place == len(logs) - 1
+    # between the values, too
+    i, j = (k + rng.uniform(-0.5, 0.5, draws) for k in divmod(np.where(same, 0, place), len(s)))
+    means = low + (high - low) * np.interp(i, np.arange(len(mu)), MEANS)
     return (
-        np.where(same, rng.beta(total + 1, n - total + 1, draws), mu[place] + between),
-        np.where(same, 0.0, rho[place]),
+        np.where(same, rng.beta(total + 1, n - total + 1, draws), means),
+        np.where(same, 0.0, np.interp(j, np.arange(len(s)), RHOS)),
     )
 
 

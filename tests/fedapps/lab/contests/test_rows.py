@@ -138,26 +138,28 @@ def normal(mean, reach):
     return Gain({}, one, one)
 
 
-@pytest.mark.parametrize(("spread", "rows"), [(0.0, 0.4), (0.1, 0.3), (0.5, 0.2)])
-def test_shrunk_gains_hold_what_measured_ones_promise(spread, rows):
-    """Of 400 federations of 30 clients: the client with the largest measured gain, and
+@pytest.mark.parametrize(
+    ("clients", "spread", "rows"), [(30, 0.0, 0.4), (30, 0.1, 0.3), (30, 0.5, 0.2), (4, 0.0, 0.4)]
+)
+def test_shrunk_gains_hold_what_measured_ones_promise(clients, spread, rows):
+    """Of 400 federations: the client with the largest measured gain, and
     how many intervals of two standard errors hold.
     """
     rng = np.random.default_rng(1)
     held, off = [], []
     for _ in range(400):
-        true = 0.2 + spread * rng.normal(size=30)
-        errors = rows * rng.uniform(0.5, 1.5, 30)
-        found = true + errors * rng.normal(size=30)
-        clients = {str(k): (x, v) for k, (x, v) in enumerate(zip(found, errors, strict=True))}
-        nothing = Interval(0, 0, 0, 0, 30)
-        values, deviations = np.array([*Gain(clients, nothing, nothing).shrunk().values()]).T
+        true = 0.2 + spread * rng.normal(size=clients)
+        errors = rows * rng.uniform(0.5, 1.5, clients)
+        found = true + errors * rng.normal(size=clients)
+        own = {str(k): (x, v) for k, (x, v) in enumerate(zip(found, errors, strict=True))}
+        nothing = Interval(0, 0, 0, 0, clients)
+        values, deviations = np.array([*Gain(own, nothing, nothing).shrunk().values()]).T
         held.append(np.mean(abs(values - true) <= 2 * deviations))
         best = found.argmax()
         off.append((values[best] - true[best], found[best] - true[best]))
     ours, measured_ = np.mean(off, 0)
     assert np.mean(held) >= 0.93
-    assert abs(ours) <= 0.3 * measured_
+    assert abs(ours) <= (0.3 if clients > 4 else 0.6) * measured_
 
 
 def test_of_a_client_whose_rows_tell_nothing_the_gain_is_the_mean():
