@@ -6,6 +6,7 @@ Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupt
 """
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ COMMANDS = {
 }
 #: Those in ``fedapps/lab/commands``.
 LAB = {"sweep", "watch", "contest", "data", "compare", "figures"}
+#: Faults of the folders that a user names, not of the program.
+NO_ROOM = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has exited, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in NO_ROOM or not error.filename:
+            raise
+        report_error(f"{error.filename}: cannot be read or written: {error.strerror}")
+        return USAGE_ERROR
 
 
 def report_error(text: str) -> None:

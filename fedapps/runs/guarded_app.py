@@ -13,9 +13,10 @@ This is code of the app, which comes with the run. With ``fedapps deploy warm
 
 import fcntl
 import json
+import resource
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property, partial, wraps
 from logging import ERROR
@@ -171,7 +172,8 @@ class Guarded(ClientApp):
         try:
             reply, why = None, site.refuses(kind, context)
             if not why:
-                reply = answer(message, context)
+                with memory(site.policy.memory if site.policy else 0.0):
+                    reply = answer(message, context)
                 if kind not in (MANY, CLIENTS, IDENTITY) and site.policy and reply.has_content():
                     why = site.policy.refuses_reply(reply.content)
             if reply is None or why:
@@ -190,6 +192,20 @@ class Guarded(ClientApp):
         finally:
             self.site = outer
             site.note(event, message, context, **facts)
+
+
+@contextmanager
+def memory(gigabytes: float) -> Iterator[None]:
+    """Refuse this process more memory than that: settings of a server can name a net or
+    a picture of any size. 0: as much as there is.
+    """
+    least, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if gigabytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(1e9 * gigabytes), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (least, most))
 
 
 def told(function: Callable[[Context], T]) -> Callable[[Context], T]:

@@ -195,10 +195,6 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
     else. Raises ``UserError``, also if a run is writing to the folder.
     """
     folder = Path(settings.out)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot create it: {error.strerror}") from None
     with FolderLock(folder, WRITER):
         _prepare(settings, folder, overwrite)
 

@@ -35,6 +35,9 @@ class SitePolicy(Options):
         0, "training messages, and as many evaluations, of a run; 0: no limit", low=0
     )
     rounds_per_day: int = option(0, "the same for all runs of a day (UTC)", low=0)
+    memory: float = option(
+        0.0, "gigabytes that the process may hold while it answers (Linux); 0: no limit", low=0
+    )
     arrays: bool = option(True, "arrays may leave: models, gradients, learners")
     secure_sums: bool = option(False, "a run must use secure sums (secure.on)")
     metrics: str = option("*", "names of the metrics that may leave, with * for any letters")

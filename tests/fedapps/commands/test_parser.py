@@ -3,6 +3,7 @@ resuming, and errors.
 """
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -164,6 +165,18 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
     for name, other in (("b", []), ("c", ["seed=2"])):
         assert run(tmp_path / "a" / "settings.toml", *other, "--out", tmp_path / name) == 0
         assert (rounds(tmp_path / name) == rounds(tmp_path / "a")) == (other == [])
+
+
+@pytest.mark.parametrize(
+    "words", [["sweep", "grid.toml"], ["contest"], ["deploy", "up"], ["run", "--engine=inline"]]
+)
+def test_a_place_where_no_folder_can_be(words, tmp_path, capsys, monkeypatch):
+    """As a read-only folder for an ordinary user; root ignores permissions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grid.toml").write_text("num-rounds = 1\nseed = [0, 1]\n")
+    option = "--dir" if words[0] == "deploy" else "--out"
+    assert main([*words, option, str(tmp_path / "grid.toml" / "there")]) == 2
+    assert re.search("^fedapps: .*grid.toml.*: Not a directory\n$", capsys.readouterr().err, re.M)
 
 
 @pytest.mark.slow

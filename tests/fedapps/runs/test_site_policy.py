@@ -3,6 +3,7 @@ one line for every message.
 """
 
 import json
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
 from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.runs import guarded_app
+from fedapps.runs import client_factory, guarded_app
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import store_of
@@ -212,6 +213,24 @@ def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
     settings, grid = site("rounds-per-day = 1")
     del grid.contexts[1001].node_config["store-dir"]
     assert "store-dir" in ask(grid, settings).error.reason
+
+
+def test_a_server_cannot_take_all_memory_of_a_site(site, monkeypatch):
+    """A net of a width that a server chose: no more than the policy allows, and the
+    next message is answered.
+    """
+    real, sizes = client_factory.client_of, [1 << 20, 12 << 30]
+
+    def large(*facts, **more):
+        np.empty(sizes.pop(), np.uint8)
+        return real(*facts, **more)
+
+    monkeypatch.setattr(client_factory, "client_of", large)
+    settings, grid = site("memory = 10")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    for number, answered in enumerate((False, True), 1):
+        assert ask(grid, settings, number=number).has_content() == answered
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_counts_stay_if_the_policy_says_so(site):
