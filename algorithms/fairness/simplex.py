@@ -75,7 +75,7 @@ def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None
         # Values further below the largest than this end at 0. They are cut first, so
         # that large values lose nothing to rounding.
         u = np.maximum(u - u[top], -mass / q[top])
-        order = np.argsort(-u)
+        order = np.argsort(-u, kind="stable")
         sums = np.cumsum(q[order])
         taus = (np.cumsum(q[order] * u[order]) - mass) / sums
         positive = int(np.count_nonzero(u[order] > taus))  # the condition holds for a prefix only

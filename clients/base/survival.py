@@ -33,7 +33,7 @@ from fedapps.clients.base.scores import SURVIVAL, Scores, row_results
 
 def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Return L of log hazard ratios ``outputs`` (n, 1) or (n,); ``y`` (n, 2)."""
-    order = torch.argsort(y[:, 0], descending=True)
+    order = torch.argsort(y[:, 0], descending=True, stable=True)
     risks, earlier = outputs.reshape(-1)[order], -y[order, 0]
     # up to the last of those with the same time: the risk set of t_i
     last = torch.searchsorted(earlier, earlier, right=True) - 1

@@ -173,6 +173,21 @@ def test_generated_ratings_look_like_those_of_films():
     assert 1.0 < o.values.std() < 1.15
 
 
+def test_generated_ratings_do_not_depend_on_the_processor(monkeypatch):
+    """The order of a partition does: vectors of another width leave another one."""
+    sizes = {f"matrix_completion__{key}": n for key, n in (("rows", 60), ("columns", 90))}
+    numbers = {"data__source": "ratings", **sizes, "matrix_completion__observations": 500}
+    one = task_of("matrix-completion", **numbers).observed
+    partition = np.argpartition
+    monkeypatch.setattr(
+        np,
+        "argpartition",
+        lambda keys, k: np.r_[partition(keys, k)[:k][::-1], partition(keys, k)[k:]],
+    )
+    other = task_of("matrix-completion", **numbers).observed
+    assert np.array_equal(one.rows, other.rows) and np.array_equal(one.values, other.values)
+
+
 def test_large_matrices_are_single_precision():
     task = task_of(
         "matrix-completion", matrix_completion__rows=943, matrix_completion__columns=1682
