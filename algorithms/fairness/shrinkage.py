@@ -19,12 +19,8 @@ minimum, and maximum minus minimum; ``estimate`` is the mean over draws and the 
 their quantiles. The clients are fixed: the interval is about other test samples of the
 *same* clients. The mean is not biased, so its interval is moved to the measured value.
 
-``p``: if all clients had the same accuracy sum right / sum n, how often would the
-statistic be at least as extreme as the measured one: (1 + number) / (1 + draws).
-
 Source: Gelman, Carlin, Stern, Dunson, Vehtari, Rubin, "Bayesian Data Analysis", 3rd
-edition, 2013, Section 5.3 (the rats; there the prior of s has no mass at infinity); p:
-Davison, Hinkley, "Bootstrap Methods and their Application", 1997, Section 4.2.
+edition, 2013, Section 5.3 (the rats; there the prior of s has no mass at infinity).
 Coverage: ``benchmarks/contest.py worst``.
 """
 
@@ -56,15 +52,12 @@ ENOUGH = 200
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A statistic as measured, its estimate with an interval, and how often equally
-    good clients would be as extreme (not for the mean).
-    """
+    """A statistic as measured, and its estimate with an interval."""
 
     value: float
     estimate: float
     low: float
     high: float
-    p: float | None = None
 
 
 def statistics(accuracies: Floats, share: float = 0.1) -> dict[str, Floats]:
@@ -98,28 +91,18 @@ def uncertainty(
         raise ValueError("every client needs a test sample, and right ones from 0 to all of them")
     draws = draws or min(DRAWS, max(DRAWS // 10, NUMBERS // len(right)))
     means, rhos = spread(right, samples, rng, draws)
-    pooled = right.sum() / samples.sum()
     block = max(1, BLOCK // len(right))
-    again, equal = [], []
+    again = []
     for start in range(0, draws, block):
         mu, rho = means[start : start + block], rhos[start : start + block]
         again.append(statistics(rates(right, samples, mu, rho, rng), share))
-        # client by client, so that NumPy prepares each distribution once
-        alike = rng.binomial(samples[:, None], pooled, (len(right), len(mu)))
-        equal.append(statistics(alike / samples[:, None], share))
     out = {}
     for name, (value,) in statistics((right / samples)[:, None], share).items():
         drawn = np.concatenate([part[name] for part in again])
         if name == "mean":
             drawn = np.clip(drawn + value - drawn.mean(), 0, 1)
         low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-        p = None
-        if name != "mean":
-            sign = 1 if name == "gap" else -1
-            chance = np.concatenate([part[name] for part in equal])
-            # means and quotients of the same counts may differ in the last bit
-            p = (1 + int((sign * chance >= sign * value - 1e-12).sum())) / (1 + draws)
-        out[name] = Uncertain(float(value), float(drawn.mean()), float(low), float(high), p)
+        out[name] = Uncertain(float(value), float(drawn.mean()), float(low), float(high))
     return out
 
 

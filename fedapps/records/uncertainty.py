@@ -49,15 +49,11 @@ def of_clients(
 
 
 def as_numbers(statistics: Mapping[str, Uncertain]) -> dict[str, float]:
-    """Return estimates, the bounds of their intervals, and the p-value of the gap, for
-    summary.json.
-    """
+    """Return estimates and the bounds of their intervals, for summary.json."""
     out: dict[str, float] = {}
     for name, key in _KEYS.items():
         if name in statistics:
             out |= {f"{key}-low": statistics[name].low, f"{key}-high": statistics[name].high}
             if name != "mean":
                 out[f"{key}-estimate"] = statistics[name].estimate
-    if statistics and (p := statistics["gap"].p) is not None:
-        out["parity-gap-p"] = p
     return out

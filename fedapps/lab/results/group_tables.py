@@ -86,7 +86,7 @@ def _chance(run: RunFolder) -> list[str]:
     between = f"{percent_text(gap.low, unit=False)} to {percent_text(gap.high)}"
     return [
         f"The gap of accuracy without the part of chance: {percent_text(gap.estimate)} "
-        f"({between}); p = {gap.p:.3f}."
+        f"({between})."
     ]
 
 

@@ -134,55 +134,18 @@ def with_intervals(differences: Measured) -> Difference:
     return Difference(gains, over_seeds, crossed_interval(table))
 
 
-def variance_components(
-    y: NDArray[np.float64], known: NDArray[np.bool_]
-) -> tuple[float, float, float] | None:
-    """Return the variances between seeds, between clients and of the rest, by
-    Henderson's method I (1953); they may come out negative. ``None`` if they cannot be
-    told apart.
-
-    ``y`` (S, K): values of client k at seed s about any centre, 0 where ``known`` says
-    that there is none. Every row and column has a value.
-    """
-    per_seed, per_client, total = known.sum(1), known.sum(0), int(known.sum())
-    (s, k), middle = known.shape, y.sum() ** 2 / total
-    squares = np.array(
-        [
-            (y.sum(1) ** 2 / per_seed).sum() - middle,
-            (y.sum(0) ** 2 / per_client).sum() - middle,
-            (y**2).sum() - middle,
-        ]
-    )
-    # Rows: the expected sums of squares between seeds, between clients, and in all, for
-    # components of size 1.
-    a, b = (per_seed**2).sum() / total, (per_client**2).sum() / total
-    expected = np.array(
-        [
-            [total - a, s - b, s - 1],
-            [k - a, total - b, k - 1],
-            [total - a, total - b, total - 1],
-        ]
-    )
-    if np.linalg.matrix_rank(expected) < 3:
-        return None
-    seeds, clients, rest = map(float, np.linalg.solve(expected, squares))
-    return seeds, clients, rest
-
-
 def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interval | None:
     """Return the mean over seeds and clients, with bounds for the mean of all sites
     that these clients could have been drawn from.
 
     ``table`` (S, K): the value of client k at seed s, NaN where it is missing. The
-    model is y_sk = mu + a_s + b_k + e_sk, of seeds, clients and the rest. The mean over
-    seeds of the clients' means has the weights w_sk and the variance
+    model is y_sk = mu + a_s + b_k + e_sk, of seeds, clients and the rest, whose mean
+    over both has the variance
 
-        s_a^2 sum_s w_s.^2 + s_b^2 sum_k w_.k^2 + s_e^2 sum w^2,
+        s_a^2 / S + s_b^2 / K + s_e^2 / (S K) = (MS_a + MS_b - MS_e) / (S K)
 
-    in a complete table s_a^2 / S + s_b^2 / K + s_e^2 / (S K), which is
-    (MS_a + MS_b - MS_e) / (S K). With missing values the components follow from the
-    expected sums of squares (Henderson 1953, method I), with effective numbers of
-    clients and seeds. Degrees of freedom are Satterthwaite's (1946).
+    by the mean squares of the clients that have a value in every seed. Degrees of
+    freedom are Satterthwaite's (1946).
 
     If MS_b is at most MS_e, clients do not differ by more than the rest, and the t
     interval over seeds is exact. If MS_a is at most MS_e, seeds do not, and V is MS_b.
@@ -190,36 +153,28 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     degrees of freedom that the variance of the seeds does not have. Coverage:
     ``benchmarks/contest.py coverage``.
 
-    ``None`` with fewer than three seeds, fewer than two clients, or too few clients in
-    several seeds.
+    ``None`` with fewer than three seeds, or fewer than two clients that are in all.
     """
     from scipy.special import stdtrit  # imported here because it is slow to import
 
     known = np.isfinite(table)
-    table, known = table[:, known.any(0)], known[:, known.any(0)]
-    per_seed, total = known.sum(1), int(known.sum())
-    (s, k) = known.shape
-    if s < ENOUGH or k < 2 or total - s - k + 1 < 1 or not per_seed.all():
+    y = table[:, known.all(0)]
+    s, k = y.shape
+    if s < ENOUGH or k < 2:
         return None
-    weights = known / (s * per_seed[:, None])
-    means = np.where(known, table, 0.0).sum(1) / per_seed
-    over_seeds = t_interval(means.tolist(), level)
-    y = np.where(known, table - over_seeds.mean, 0.0)
-    found = variance_components(y, known)
-    if found is None:
-        return None
-    seeds, clients, rest = found
-    if clients <= 0:
+    over_seeds = t_interval((np.where(known, table, 0.0).sum(1) / known.sum(1)).tolist(), level)
+    per_seed, per_client = y.mean(1, keepdims=True), y.mean(0)
+    freedom = (k - 1, s - 1, (s - 1) * (k - 1))
+    clients = s * k * float(per_client.var()) / freedom[0]
+    seeds = s * k * float(per_seed.var()) / freedom[1]
+    rest = float(((y - per_seed - per_client + y.mean()) ** 2).sum()) / freedom[2]
+    if clients <= rest:
         return over_seeds
-    unit, rest = (weights**2).sum(), max(rest, 0.0)
-    ms = [(weights.sum(0) ** 2).sum() / unit * clients + rest]  # MS_b, MS_a and -MS_e
-    if seeds > 0:
-        ms += [(weights.sum(1) ** 2).sum() / unit * seeds + rest, -rest]
-    freedom = (k - 1, s - 1, total - s - k + 1)
+    ms = [clients, seeds, -rest] if seeds > rest else [clients]
     df = sum(ms) ** 2 / sum(one**2 / own for one, own in zip(ms, freedom, strict=False))
-    reach = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(unit * sum(ms))
+    reach = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(sum(ms) / (s * k))
     mean = over_seeds.mean
-    if seeds > 0:
+    if seeds > rest:
         reach = max(reach, over_seeds.high - mean)
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 

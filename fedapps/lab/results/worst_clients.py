@@ -14,8 +14,7 @@ from fedapps.records.uncertainty import SHARE, of_clients
 
 
 def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
-    """Return the worst clients and the gap, one row per setting: means over its seeds,
-    and the largest of the gap's p-values.
+    """Return the worst clients and the gap, one row per setting: means over its seeds.
 
     ``None`` if no run has two clients that report the number of their test samples.
     """
@@ -32,12 +31,11 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
             for name in ("tail", "worst", "gap")
             for cell in _cells([one[name] for one in statistics])
         ]
-        p = max(one["gap"].p or 0.0 for one in statistics)
         shown = [metric_text("loss", _mean(values)) for values in zip(*losses, strict=True)] or [
             "-",
             "-",
         ]
-        table.append((row.label, *cells, f"{p:.3f}", *shown))
+        table.append((row.label, *cells, *shown))
     if not table:
         return None
     tail = f"worst {100 * share:g} %"
@@ -49,19 +47,18 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
         "estimate",
         "gap, measured",
         "estimate",
-        "p",
         f"loss, {tail}",
         "loss, worst",
     )
     several = any(len(row.runs) > 1 for row in rows)
-    note = _NOTE + (" With several seeds: means, and the largest p." if several else "")
+    note = _NOTE + (" With several seeds: means." if several else "")
     return Section("Worst clients, on their test samples", note, header, tuple(table))
 
 
 _NOTE = (
     "Accuracy in %. Chance makes the worst of many clients look worse than it is, the more so with "
     "few test samples. The estimate corrects this: how would these clients score on endless test "
-    "samples, with a 95 % interval? p: how often equally good clients would show such a gap."
+    "samples, with a 95 % interval?"
 )
 
 

@@ -1,5 +1,5 @@
-"""The worst clients without the bias of extremes: the posterior by quadrature, coverage
-where measured extremes lie outside, and the p-value of equal clients.
+"""The worst clients without the bias of extremes: the posterior by quadrature, and
+coverage where measured extremes lie outside.
 """
 
 import numpy as np
@@ -57,20 +57,6 @@ def test_the_posterior_is_that_of_quadrature():
     assert found["mean"].estimate != pytest.approx(np.average(pooled, weights=weights), abs=0.005)
 
 
-@pytest.mark.parametrize(("clients", "n", "p"), [(10, 30, 0.8), (100, 12, 0.5), (3, 400, 0.95)])
-def test_p_is_the_chance_of_equal_clients(clients, n, p):
-    """P(min <= a) = 1 - P(X > a n)^K for K independent binomials."""
-    right = np.full(clients, round(n * p))
-    right[0] -= 4
-    expected = 1 - binom.sf(right[0], n, right.sum() / n / clients) ** clients
-    found = uncertainty(right, np.full(clients, n), rng(), draws=20_000)
-    assert found["worst"].p == pytest.approx(expected, abs=0.01)
-    assert found["mean"].p is None
-    equal = uncertainty(np.full(clients, round(n * p)), np.full(clients, n), rng())
-    assert equal["gap"].p == 1  # everything is at least as far apart
-    assert equal["gap"].low == 0
-
-
 def simulated(true, n, repeats=200):
     """Measured and true statistics of clients with these accuracies, ``repeats``
     times.
@@ -107,11 +93,10 @@ def test_intervals_hold_the_truth_and_estimates_are_nearer_than_what_is_measured
         off = [[abs(run[name].estimate - true), abs(run[name].value - true)] for run in runs]
         ours, measured = np.mean(off, 0)
         assert ours <= measured * (1.4 if case == "one apart" else 1.02) + 1e-9, name
-    small = np.mean([run["gap"].p <= 0.05 for run in runs])
-    if case in ("equal", "few"):  # a discrete p-value: at most 5 % and chance
-        assert small <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 200)
+    if case == "equal":
+        assert np.mean([run["gap"].low == 0 for run in runs]) >= 0.9
     if case == "one apart":
-        assert small == 1
+        assert all(run["gap"].low > 0 for run in runs)
 
 
 def test_the_logarithm_of_gamma():

