@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from fedapps.clients.ifca import IFCAClient as IFCAClient
     from fedapps.clients.local import LocalClient as LocalClient
+    from fedapps.clients.local_boosting import LocalBoostingClient as LocalBoostingClient
     from fedapps.clients.loops.base import Loop as Loop
     from fedapps.clients.loops.corrections import FedDynLoop as FedDynLoop
     from fedapps.clients.loops.corrections import FedProxLoop as FedProxLoop

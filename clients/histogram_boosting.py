@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from fedapps.algorithms.boosting.bins import LARGEST
 from fedapps.algorithms.boosting.forest import GROW, Forest
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
-from fedapps.algorithms.boosting.histogram_trees import Floats
+from fedapps.algorithms.boosting.histogram_trees import Floats, Ints
 from fedapps.algorithms.boosting.min_cell import merged
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.boosting import HistogramSent
+from fedapps.algorithms.contract.sent import Sent
 from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.clients.base.options import Config
 from fedapps.clients.base.scores import (
@@ -51,7 +52,7 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
     (``algorithms.boosting.min_cell``). A client with fewer does not train.
     """
 
-    reads = (HistogramSent,)
+    reads: tuple[type[Sent], ...] = (HistogramSent,)
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
     ) -> None:
         if scale is None:
             check_labels(data.train.y, outputs)
-        self.scale, self.min_cell = scale, min_cell
+        self.scale, self.outputs, self.min_cell = scale, outputs, min_cell
         self.data, self.client_id = data, client_id
         self.store = store if store is not None else MessageStore(RecordDict())
 
@@ -72,33 +73,39 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         """Return the sums that the message asks for and, while trees grow, the loss at
         the training rows.
         """
-        forest, part = Forest.from_arrays(parameters), self.data.train
+        part = self.data.train
         if len(part) < self.min_cell:
             raise ValueError(f"{len(part)} training rows, but min-cell = {self.min_cell}")
-        x, metrics = self.inputs(), {}
+        sums, metrics = self.sums(Forest.from_arrays(parameters), config)
+        small = int(np.abs(sums).max(initial=0)) < SMALL
+        return [sums.astype(np.int32) if small else sums], len(part), metrics
+
+    def sums(self, forest: Forest, config: Config) -> tuple[Ints, dict[str, Any]]:
+        """Return the sums for the forest's next step and, while trees grow, the loss at
+        the training rows.
+        """
+        part, x, metrics = self.data.train, self.inputs(), {}
         values = np.zeros(len(part))
         if forest.stage >= GROW:
             values = self._values(forest, x, config)
             metrics["loss"] = self._loss(values, part.y, config)
-        sums = forest.sums(
-            x,
-            part.y if self.scale is None else part.y[:, 0],
-            values,
-            HistogramSent.from_config(config).loss,
-            self.min_cell,
-        )
-        small = int(np.abs(sums).max(initial=0)) < SMALL
-        return [sums.astype(np.int32) if small else sums], len(part), metrics
+        y = part.y if self.scale is None else part.y[:, 0]
+        return forest.sums(x, y, values, self.loss_name(config), self.min_cell), metrics
+
+    def loss_name(self, config: Config) -> str:
+        """Return the name of the loss."""
+        return HistogramSent.from_config(config).loss
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Return loss, number of test rows and measures of the finished trees on
         them.
         """
         forest = Forest.from_arrays(parameters)
-        scores = self._scores(forest, self.data.test, config)
+        scores = self.scores(forest, self.data.test, config)
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
 
-    def _scores(self, forest: Forest, part: ArraySplit, config: Config) -> Scores:
+    def scores(self, forest: Forest, part: ArraySplit, config: Config) -> Scores:
+        """Return loss and measures of the finished trees on rows."""
         values = forest.values(rows_of(part))
         loss = self._loss(values, part.y, config)
         if self.scale is not None:
@@ -112,7 +119,7 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
             return {**scores_of_values(values, part.y, loss, part.groups), **rows}
         scores = binary_scores(values, part.y, loss, part.groups)
         scores |= row_results(part, part.y, (values > 0) == part.y, values)
-        if HistogramSent.from_config(config).loss == "square":
+        if self.loss_name(config) == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return scores
 
@@ -130,9 +137,7 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         """
         if self.scale is not None:
             return float(np.square(values - y[:, 0]).mean())
-        return float(
-            LOSSES[HistogramSent.from_config(config).loss].mean(values.reshape(len(y), -1), y)
-        )
+        return float(LOSSES[self.loss_name(config)].mean(values.reshape(len(y), -1), y))
 
     def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
         """Return the values of the finished trees at the training rows, and keep them

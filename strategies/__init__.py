@@ -84,6 +84,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from fedapps.strategies.ifca import IFCA as IFCA
     from fedapps.strategies.ifca import IFCAOptions as IFCAOptions
     from fedapps.strategies.local import Local as Local
+    from fedapps.strategies.local_boosting import LocalBoosting as LocalBoosting
+    from fedapps.strategies.local_boosting import LocalBoostingOptions as LocalBoostingOptions
     from fedapps.strategies.partial import Partial as Partial
     from fedapps.strategies.partial import PartialOptions as PartialOptions
     from fedapps.strategies.partial_sharing import FedRep as FedRep

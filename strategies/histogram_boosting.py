@@ -50,9 +50,6 @@ from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
-#: Cells of a feature in which values are counted to find the bins, at least.
-CELLS = 512
-
 
 @dataclass(frozen=True)
 class HistogramBoostingOptions(Options):
@@ -182,7 +179,7 @@ class HistogramBoosting(FedAvg):
             used.append(reply.content)
         if not used or not total.any():
             return None, None
-        self.forest.step(total, o.growth, self.loss, CELLS, o.bins)
+        self.forest.step(total, o.growth, self.loss, o.bins)
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         return self._model(), MetricRecord({**metrics, "trees": self.forest.finished})
 

@@ -43,6 +43,8 @@ from fedapps.algorithms.boosting.min_cell import merged
 
 NAMES = ("stage", "base", "edges", "sizes", "feature", "threshold", "left", "value")
 COARSE, FINE, GROW = 0, 1, 2
+#: Cells of a feature in which values are counted to find the bins, at least.
+CELLS = 512
 
 
 @dataclass
@@ -274,7 +276,7 @@ class Forest:
 
     # --- the next step ----------------------------------------------------------------
 
-    def step(self, sums: Ints, growth: Growth, loss: str, cells: int, bins: int) -> None:
+    def step(self, sums: Ints, growth: Growth, loss: str, bins: int) -> None:
         """Take the next step with ``sums``, those of all clients: finer cells, bins, or
         one more level of a tree.
         """
@@ -285,7 +287,7 @@ class Forest:
         # those of missing values do not matter here
         counts = [part[:-1] for part in np.split(sums[1 + self.outputs :], ends)]
         if self.stage == COARSE:
-            self.edges = [refine(own, n, cells) for own, n in zip(self.edges, counts, strict=True)]
+            self.edges = [refine(own, n, CELLS) for own, n in zip(self.edges, counts, strict=True)]
         else:
             self.edges = [cuts(own, n, bins) for own, n in zip(self.edges, counts, strict=True)]
             rows, totals = int(sums[0]), sums[1 : 1 + self.outputs]

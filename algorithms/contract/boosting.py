@@ -45,3 +45,15 @@ class HistogramSent(Sent):
 
     loss: str
     sums: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalBoostingSent(Sent, prefix="local-boosting-", method="local-boosting"):
+    """How a client grows its own trees."""
+
+    loss: str
+    depth: int
+    learning_rate: float
+    min_leaf: int
+    l2: float
+    bins: int

@@ -37,7 +37,7 @@ from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import counts_in_points
 from fedapps.lab.client_samples import names_of, samples_of
-from fedapps.lab.contests.contest import CHOICE, Contest
+from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.rows import in_all, score_of
 from fedapps.lab.contests.setup import start
@@ -132,9 +132,10 @@ def known_of(found: Contest, result: Outcome, held_out: Sequence[str]) -> dict[s
     unseen = {}
     for method in result.gains:
         own = [
-            score_of(k, tested[method], state.measure) - score_of(k, tested[LOCAL], state.measure)
+            score_of(k, tested[method], state.measure)
+            - score_of(k, tested[REFERENCE], state.measure)
             for k in held_out
-            if in_all(k, tested[method], tested[LOCAL])
+            if in_all(k, tested[method], tested[REFERENCE])
         ]
         unseen[method] = unit * float(np.nanmean(own)) if np.isfinite(own).any() else None
     return {

@@ -11,6 +11,7 @@ from fedapps.errors import refuse_first
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
+from fedapps.strategies.local_boosting import LocalBoosting, LocalBoostingOptions
 from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
 
@@ -67,43 +68,53 @@ def boosting_client(variant: str) -> ClientFactory:
     return build
 
 
-def histogram_strategy(
-    options: HistogramBoostingOptions, task: Any, context: RunContext
-) -> Strategy:
-    """Return the strategy of histogram boosting for the features of a table. Raises
-    ``UserError`` if the task has no table.
+def table_of(task: Any, method: str) -> tuple[bool, int]:
+    """Return whether a table has numbers to predict, and the outputs of its trees.
+    Raises ``UserError`` if the task has no table, or several numbers.
     """
     numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
     refuse_first(
         (
             not isinstance(task, HasTable),
-            "method = 'histogram-boosting': needs a table: name one in data.source",
+            f"method = '{method}': needs a table: name one in data.source",
         ),
         (
             numbers and outputs > 1,
-            "method = 'histogram-boosting': predicts one number, but data.label names "
-            f"{outputs}: name one",
+            f"method = '{method}': predicts one number, but data.label names {outputs}: name one",
         ),
     )
-    return HistogramBoosting(task.num_features, options, numbers, 1 if numbers else outputs)
+    return numbers, 1 if numbers else outputs
 
 
-def histogram_client(
-    options: HistogramBoostingOptions,
+def histogram_strategy(
+    options: HistogramBoostingOptions, task: Any, context: RunContext
+) -> Strategy:
+    """Return the strategy of histogram boosting for the features of a table."""
+    numbers, outputs = table_of(task, "histogram-boosting")
+    return HistogramBoosting(task.num_features, options, numbers, outputs)
+
+
+def local_strategy(options: LocalBoostingOptions, task: Any, context: RunContext) -> Strategy:
+    """Return the strategy of local boosting."""
+    return LocalBoosting(options, table_of(task, "local-boosting")[0])
+
+
+def trees_client(
+    options: HistogramBoostingOptions | LocalBoostingOptions,
     task: Any,
     client_id: int | str,
     num_clients: int,
     store: "clients.Store",
 ) -> NumPyClient:
-    """Return a client of histogram boosting."""
-    data = task.arrays(client_id, num_clients, options.standardise)
-    if not isinstance(task, PredictsNumbers):
-        return clients.HistogramBoostingClient(
-            data, client_id, store, outputs=task.num_outputs, min_cell=options.min_cell
-        )
-    scale = task.target_scale
+    """Return a client of histogram or local boosting."""
+    data = task.arrays(client_id, num_clients, getattr(options, "standardise", False))
+    scale = None
+    if isinstance(task, PredictsNumbers):
+        data, scale = task.target_scale.of_data(data), float(task.target_scale.scale[0])
+    if isinstance(options, LocalBoostingOptions):
+        return clients.LocalBoostingClient(data, client_id, store, scale, task.num_outputs)
     return clients.HistogramBoostingClient(
-        scale.of_data(data), client_id, store, float(scale.scale[0]), min_cell=options.min_cell
+        data, client_id, store, scale, task.num_outputs, options.min_cell
     )
 
 
@@ -142,9 +153,20 @@ METHODS: dict[str, Method] = {
         trait="boosts",
         builds=HistogramBoosting,
         strategy=histogram_strategy,
-        client=histogram_client,
+        client=trees_client,
         tasks=("tabular", "regression"),
         validates=True,
+        defaults={"num-rounds": 152, "evaluate-every": 10},
+    ),
+    "local-boosting": Method(
+        summary="no federation: every client grows boosted trees from its own table",
+        paper="baseline",
+        trait="boosts",
+        builds=LocalBoosting,
+        page="histogram-boosting",
+        strategy=local_strategy,
+        client=trees_client,
+        tasks=("tabular", "regression"),
         defaults={"num-rounds": 152, "evaluate-every": 10},
     ),
 }

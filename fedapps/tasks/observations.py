@@ -98,8 +98,8 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
             "choose at most half of them"
         )
     activity, popularity = 0.9 * rng.normal(size=p), 1.5 * rng.normal(size=q)
-    # The largest: drawn without replacement. In order, since that of a partition depends
-    # on the processor, and what is drawn for an entry would, too.
+    # The largest: drawn without replacement. Sorted, since the order of a partition
+    # depends on the processor, and so would what is drawn for an entry.
     keys = (activity[:, None] + popularity).ravel() + rng.gumbel(size=p * q)
     rows, columns = np.divmod(np.sort(np.argpartition(-keys, wanted)[:wanted]), q)
     users, items = 0.45 * rng.normal(size=p), 0.5 * rng.normal(size=q) + 0.1 * popularity

@@ -10,15 +10,25 @@ from sklearn.metrics import roc_auc_score
 
 from fedapps.algorithms.boosting.forest import Forest
 from fedapps.algorithms.boosting.histogram_trees import Growth
-from fedapps.clients import HistogramBoostingClient, MessageStore, to_client_app
+from fedapps.clients import (
+    HistogramBoostingClient,
+    LocalBoostingClient,
+    MessageStore,
+    to_client_app,
+)
 from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from fedapps.strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
-from fedapps.strategies.histogram_boosting import CELLS
+from fedapps.strategies import (
+    ClientGrid,
+    HistogramBoosting,
+    HistogramBoostingOptions,
+    LocalBoosting,
+    LocalBoostingOptions,
+)
 from tests.helpers import arrays_of, assert_arrays, simulate, write_csv
 
 OPTIONS = {"depth": 2, "bins": 16}
@@ -108,9 +118,7 @@ def replayed(datas, rounds, used, options=None):
             x, y = (
                 np.concatenate([getattr(datas[k].train, name) for k in who]) for name in ("x", "y")
             )
-            forest.step(
-                forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, CELLS, o.bins
-            )
+            forest.step(forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, o.bins)
     return forest.to_arrays()
 
 
@@ -321,7 +329,7 @@ def test_several_classes_have_trees_in_turn_and_those_of_the_pooled_rows():
                 for rows in parts
             )
             assert forest.fault(sums, "cross-entropy") == ""
-            forest.step(sums, growth, "cross-entropy", 64, 16)
+            forest.step(sums, growth, "cross-entropy", 16)
         return forest
 
     rows = np.arange(600)
@@ -375,3 +383,38 @@ def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
         Federation(datas).run(8),
         Federation(dealt(*pooled, np.zeros(len(pooled[1]), int))).run(8, evaluate_every=0),
     )
+
+
+# --- alone ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_trees_alone_are_those_of_a_federation_of_one(kind):
+    """Every client grows what histogram boosting grows where it is the only one."""
+    x, y = rows(240)
+    numbers = kind == "numbers"
+    if numbers:
+        y = (x[:, 0:1] + y[:, None]).astype(np.float64)
+        y[np.isnan(y)] = 0
+    datas = dealt(x, y, np.arange(240) % 3)
+    options = LocalBoostingOptions(depth=2, bins=16, min_leaf=8)
+    stores = [MessageStore(RecordDict()) for _ in datas]
+
+    def client(k):
+        return LocalBoostingClient(datas[k], k, stores[k], 1.0 if numbers else None)
+
+    app = to_client_app(lambda context: client(int(context.node_config["partition-id"])))
+    grid = InlineGrid(app, 3)
+    strategy = LocalBoosting(options, numbers)
+    result = simulate(strategy, None, 3, {}, 8, {"seed": 5}, grid=ClientGrid(grid, seed=3))
+    assert not arrays_of(result)
+    for k, data in enumerate(datas):
+        forest = Forest.new(5, 2)
+        loss = "number" if numbers else "cross-entropy"
+        labels = data.train.y[:, 0] if numbers else data.train.y
+        for _ in range(8):
+            sums = forest.sums(data.train.x, labels, forest.values(data.train.x), loss)
+            forest.step(sums, Growth(8, 1.0, 0.1), loss, 16)
+        assert forest.finished == 3
+        kept = stores[k].load("trees", {}, before=False)
+        same(Forest.from_arrays(kept).to_arrays(), forest.to_arrays())

@@ -8,8 +8,11 @@ In each fold, on the rows that are not its test rows:
 2. Halving. Who is left trains until a quarter, half and all of the rounds; after each,
    the half with the larger mean gain over training alone on held-out samples goes on,
    and the best rate of training alone, FedAvg and fine-tuning.
-3. The choice is the method that leads at the end. It and the three run again, with all
-   validation samples to choose by, and are scored on the fold's test rows.
+3. The choice is the federated method that leads at the end. It and the three run again,
+   with all validation samples to choose by, and are scored on the fold's test rows.
+
+Where trees take part, training alone is the better one of a net and of trees alone,
+chosen in each fold by the same held-out samples.
 
 No row is scored by a model whose method, rate or epochs it has helped to choose. The
 test rows of the choices therefore show the gain of this way to choose, for a user who
@@ -30,9 +33,11 @@ from fedapps.errors import RunFailed
 from fedapps.lab.contests.plan import ALONE_GRID, GRID, KEPT, STEP, grid, small
 from fedapps.lab.contests.rows import Rows, measured
 from fedapps.lab.contests.state import State
-from fedapps.lab.contests.trials import LOCAL, PARTS, RATE, Contestant, Trial, Trials
+from fedapps.lab.contests.trials import LOCAL, PARTS, RATE, UNFEDERATED, Contestant, Trial, Trials
 
-CHOICE = "the choice"
+CHOICE, REFERENCE = "the choice", "training alone"
+#: What a fold decides, and where it keeps that.
+DECIDED = {CHOICE: "choice", REFERENCE: "alone"}
 
 
 class Contest:
@@ -86,13 +91,17 @@ class Contest:
         for until in (rounds // 4, rounds // 2):
             left = self._better_half(self._gains(number, left, until))
         gains = self._gains(number, left, rounds)
-        best = max((w for w in gains if w.method != LOCAL), key=lambda w: gains[w])
+        alone, best = (
+            max((w for w in gains if (w.method in UNFEDERATED) == without), key=lambda w: gains[w])
+            for without in (True, False)
+        )
         finalists = {w.method: w.rate for w in reversed(self._kept(gains))} | {
             best.method: best.rate
         }
         found |= {
             "finalists": finalists,
             "choice": best.method,
+            "alone": alone.method,
             "gain": gains[best],
             "gains": {str(who): value for who, value in gains.items()},
         }
@@ -114,18 +123,19 @@ class Contest:
         }
 
     def tested(self) -> dict[str, list[Rows]]:
-        """Return the test rows by fold of the choices, and of each other method that
-        was tested in all folds.
+        """Return the test rows by fold of the choices and of training alone, and of
+        each other method that was tested in all folds.
         """
-        found: dict[str, list[Rows]] = {CHOICE: []}
+        found: dict[str, list[Rows]] = {CHOICE: [], REFERENCE: []}
         for number, one in enumerate(self.state.ended):
             for method, trial in self.final_trials(number, one["finalists"]).items():
                 found.setdefault(method, []).append(self.trials.rows(trial))
-                if method == one["choice"]:
-                    found[CHOICE].append(self.trials.rows(trial))
-        chosen = {one["choice"] for one in self.state.ended}
-        if len(chosen) == 1:  # it is the choice
-            del found[chosen.pop()]
+            for name, key in DECIDED.items():
+                found[name].append(found[one[key]][-1])
+        for key in DECIDED.values():
+            chosen = {one[key] for one in self.state.ended}
+            if len(chosen) == 1:  # it is the choice
+                del found[chosen.pop()]
         return {m: rows for m, rows in found.items() if len(rows) == len(self.state.ended)}
 
     # --- choosing ---------------------------------------------------------------------
@@ -190,11 +200,11 @@ class Contest:
     def _gains(
         self, number: int, left: Sequence[Contestant], until: int
     ) -> dict[Contestant, float]:
-        """Return the mean gains over the best rate of training alone. Raises
+        """Return the mean gains over the best one of training alone. Raises
         ``RunFailed`` if that fails, or if no other method is left.
         """
         scores = self._scores(number, left, until)
-        alone = [score for who, score in scores.items() if who.method == LOCAL]
+        alone = [score for who, score in scores.items() if who.method in UNFEDERATED]
         if not alone or len(alone) == len(scores):
             who = "every federated method" if alone else "training alone"
             raise RunFailed(

@@ -18,8 +18,8 @@ from fedapps.lab.charts import html
 from fedapps.lab.charts.charts import chart
 from fedapps.lab.charts.drawing import legend, panels, title
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.contests.contest import CHOICE, Contest
-from fedapps.lab.contests.trials import LOCAL, Contestant, Trial, score_on
+from fedapps.lab.contests.contest import CHOICE, DECIDED, Contest
+from fedapps.lab.contests.trials import UNFEDERATED, Contestant, Trial, score_on
 from fedapps.lab.contests.verdict import (
     FEW,
     Outcome,
@@ -65,7 +65,7 @@ def ranking(contest: Contest, result: Outcome) -> Section:
             cells += ["-"] * 4
         rows.append((*cells, *_costs(contest, method)))
     header = (
-        *("method", metric_name(m), "gain over local", "these sites", "sites like these"),
+        *("method", metric_name(m), "gain over training alone", "these sites", "sites like these"),
         *("clients that gain / lose", "bytes", "seconds"),
     )
     note = (
@@ -78,18 +78,23 @@ def ranking(contest: Contest, result: Outcome) -> Section:
 
 
 def called(contest: Contest, method: str) -> str:
-    """Return a candidate's name: of the choice that of the method that all folds
-    chose.
+    """Return a candidate's name: of what folds decide, the method, if all have the same
+    one.
     """
-    chosen = {one["choice"] for one in contest.state.ended}
-    return f"{chosen.pop()} ({CHOICE})" if method == CHOICE and len(chosen) == 1 else method
+    chosen = methods_of(contest, method)
+    return f"{chosen[0]} ({method})" if method in DECIDED and len({*chosen}) == 1 else method
+
+
+def methods_of(contest: Contest, method: str) -> list[str]:
+    """Return the method of a candidate in each fold."""
+    return [one[DECIDED[method]] if method in DECIDED else method for one in contest.state.ended]
 
 
 def _costs(contest: Contest, method: str) -> tuple[str, str]:
     """Return mean bytes and seconds of a method's runs on test rows."""
     runs = []
-    for number, one in enumerate(contest.state.ended):
-        name = one["choice"] if method == CHOICE else method
+    for number, name in enumerate(methods_of(contest, method)):
+        one = contest.state.ended[number]
         if name in one["finalists"]:
             trial = contest.final_trials(number, one["finalists"])[name]
             runs.append(contest.trials.read(trial).numbers)
@@ -204,7 +209,7 @@ def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
     """Return the commands that use the winner's settings."""
     file = contest.trials.out / WINNER
     lines = [("repeat it here", f"fedapps run {file} --engine inline")]
-    if result.method != LOCAL:
+    if result.method not in UNFEDERATED:
         deploy = f"fedapps run {file} --engine deployment --deployment DIR"
         lines.append(("run it on sites (docs/deployment.md)", deploy))
     return lines

@@ -7,12 +7,20 @@ from collections.abc import Iterable, Sequence
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.state import State
-from fedapps.lab.contests.trials import AVERAGE, FINETUNE, LOCAL, PARTS, has_rate
+from fedapps.lab.contests.trials import (
+    AVERAGE,
+    FINETUNE,
+    LOCAL,
+    PARTS,
+    TREES,
+    UNFEDERATED,
+    has_rate,
+)
 
-#: The methods that are never dropped.
-KEPT = (LOCAL, AVERAGE, FINETUNE)
+#: The methods that are never dropped, where they take part.
+KEPT = (*UNFEDERATED, AVERAGE, FINETUNE)
 #: The one method beside them of a contest with little time: the first that can run.
-ONE_MORE = ("histogram-boosting", "superfed-mm")
+ONE_MORE = (TREES, "superfed-mm")
 #: Exponents of 10 of the rates: of training alone around the task's own rate, of the
 #: others around the best of training alone, and how far a grid is extended.
 ALONE_GRID = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
@@ -51,7 +59,7 @@ def fold_seconds(state: State, methods: Sequence[str], jobs: int, rounds: int) -
     for share in (1 / 8, 1 / 4, 1 / 2):
         work += n * share * sum(costs) / len(costs)
         n = max(n // 2, len(KEPT))
-    finalists = [seconds(state, m, rounds) for m in KEPT]
+    finalists = [seconds(state, m, rounds) for m in KEPT if m in methods]
     return (work + sum(finalists) + max(costs)) / jobs
 
 

@@ -212,13 +212,13 @@ def measure_of(task: Any, total: int) -> tuple[str, str, float]:
 def measure_costs(
     state: State, given: Mapping[str, Any], out: Path, execute: Execute, jobs: int
 ) -> None:
-    """Measure what a round of training alone, FedAvg and fine-tuning costs, and what a
-    run costs beside its rounds; others count as the dearest of them.
+    """Measure what a round of the methods that are kept costs, and what a run costs
+    beside its rounds; others count as the dearest of them.
     """
     pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
     pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))
-    trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in KEPT]
+    trials = [Trial(Contestant(m), 0, PILOT_ROUNDS) for m in KEPT if m in state.methods]
     began = time.monotonic()
     pilot.run(trials)
     wall, work = time.monotonic() - began, 0.0

@@ -32,6 +32,9 @@ from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
+TREES, TREES_ALONE = "histogram-boosting", "local-boosting"
+#: The methods without federation; the second one where trees take part.
+UNFEDERATED = (LOCAL, TREES_ALONE)
 #: The methods that take part unless others are named, those without federation first.
 PORTFOLIO = (
     LOCAL,
@@ -48,7 +51,7 @@ PORTFOLIO = (
     "aaggff-d",
     "ifca",
     "fedbn",
-    "histogram-boosting",
+    TREES,
 )
 RATE = "train.learning-rate"
 HELD_OUT = "held-out"
@@ -248,7 +251,8 @@ def portfolio(
     known, left_out = [], {}
     alone: tuple[Settings, Task] | None = None
     used: set[str] = set()
-    for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
+    rivals = [TREES_ALONE] if TREES in methods else []
+    for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *rivals, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
             # asked of training alone's net, before a run of fedbn would say so, too
@@ -281,4 +285,4 @@ def names_its_test(task: Any, num_clients: int) -> bool:
 
 def has_rate(method: str) -> bool:
     """Return whether a method takes local steps, whose rate is to be chosen."""
-    return method != "histogram-boosting"
+    return method not in (TREES, TREES_ALONE)

@@ -15,14 +15,15 @@ E max(g - c, 0), of a normal law with the interval.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mode
 
 import numpy as np
 
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, few, metric_name, metric_text
-from fedapps.lab.contests.contest import CHOICE, Contest
+from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
 from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, in_all, measured, score_of
-from fedapps.lab.contests.trials import LOCAL
+from fedapps.lab.contests.trials import TREES_ALONE, UNFEDERATED
 
 USE, ALONE, EITHER = "use", "alone", "either"
 #: At most this many clients are named.
@@ -34,8 +35,8 @@ MOST_TIMES = 20
 @dataclass(frozen=True)
 class Outcome:
     """The result of a finished contest. ``kind``: "use", "alone" or "either";
-    ``method``: the recommended one, "local" or a federated one. ``leader``: the
-    federated method that most folds chose. ``gains``: of the choice and of each method
+    ``method``: the recommended one, of ``UNFEDERATED`` or a federated one; ``leader``:
+    the federated one that most folds chose. ``gains``: of the choice and of each method
     that was tested in all folds. ``scores``: their measures, of training alone and of
     the trivial predictor, means over clients. ``missing``: clients in no mean, with the
     reason.
@@ -54,13 +55,14 @@ def outcome(contest: Contest) -> Outcome:
     fewer than two clients have a score of all finalists.
     """
     state, tested = contest.state, contest.tested()
+    alone = tested[REFERENCE]
     everyone = sorted({k for folds in tested.values() for rows in folds for k in rows})
     missing = {}
     for k in everyone:
-        lost = [m for m, folds in tested.items() if not in_all(k, folds, tested[LOCAL])]
+        lost = [m for m, folds in tested.items() if not in_all(k, folds, alone)]
         if lost:
             missing[k] = f"{', '.join(m for m in lost if m != CHOICE) or CHOICE} diverged"
-        elif not np.isfinite(score_of(k, tested[LOCAL], state.measure)):
+        elif not np.isfinite(score_of(k, alone, state.measure)):
             missing[k] = f"no {metric_name(state.measure)} of its rows"
     clients = [k for k in everyone if k not in missing]
     if len(clients) < 2:
@@ -69,20 +71,20 @@ def outcome(contest: Contest) -> Outcome:
             f"{named(missing)}"
         )
     gains = {
-        m: gain(folds, tested[LOCAL], clients, state.measure, state.same_rows)
+        m: gain(folds, alone, clients, state.measure, state.same_rows)
         for m, folds in tested.items()
-        if m != LOCAL
+        if m not in (*UNFEDERATED, REFERENCE)
     }
     scores = {
         m: float(np.mean([score_of(k, folds, state.measure) for k in clients]))
         for m, folds in tested.items()
     }
     if not state.same_rows:
-        scores["trivial"] = _trivial(tested[LOCAL], clients, state.measure)
+        scores["trivial"] = _trivial(alone, clients, state.measure)
     kind, better = decided(gains, state.delta, state.price)
-    return Outcome(
-        kind, leader(contest) if better else LOCAL, leader(contest), gains, scores, missing
-    )
+    best = leader(contest)
+    method = best if better else mode(one["alone"] for one in state.ended)
+    return Outcome(kind, method, best, gains, scores, missing)
 
 
 def decided(gains: Mapping[str, Gain], delta: float, price: float = 0.0) -> tuple[str, bool]:
@@ -148,6 +150,7 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     """Return the verdict as one paragraph of plain words."""
     state, ours = contest.state, result.gains[CHOICE]
     m, name, delta = state.measure, metric_name(state.measure), state.delta
+    alone = "train alone" + f" with {TREES_ALONE}" * (result.method == TREES_ALONE)
     bounds = f"{size(m, ours.mean)} of {name} ({between(m, ours.here.low, ours.here.high)})"
     if result.kind == USE:
         worth = ours.here.low > state.price + delta
@@ -159,15 +162,16 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     elif result.kind == ALONE:
         best = max(result.gains, key=lambda one: result.gains[one].here.high)
         text = (
-            f"Train alone. At these sites nobody gains {size(m, delta)} of {name} over training "
-            f"alone: the largest upper bound is {size(m, result.gains[best].here.high)} ({best})."
+            f"{alone.capitalize()}. At these sites nobody gains {size(m, delta)} of {name} over "
+            "training alone: the largest upper bound is "
+            f"{size(m, result.gains[best].here.high)} ({best})."
         )
     else:
-        sign = -1 if result.method == LOCAL else 1
+        sign = -1 if result.method in UNFEDERATED else 1
         chance, cost = below(sign * (ours.mean - state.price), ours.deviation)
         text = (
             f"Either will do. {result.leader} is expected to gain {bounds} over training alone: "
-            f"{'train alone' if result.method == LOCAL else 'use it'}, which is wrong with a "
+            f"{alone if result.method in UNFEDERATED else 'use it'}, which is wrong with a "
             f"chance of {100 * chance:.0f} %, and then by {size(m, cost)}."
         )
         reach = (ours.here.high - ours.here.low) / 2

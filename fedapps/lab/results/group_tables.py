@@ -85,8 +85,7 @@ def _chance(run: RunFolder) -> list[str]:
     gap = uncertainty(right, samples, generator(seed, "rates of groups"))["gap"]
     between = f"{percent_text(gap.low, unit=False)} to {percent_text(gap.high)}"
     return [
-        f"The gap of accuracy without the part of chance: {percent_text(gap.estimate)} "
-        f"({between})."
+        f"The gap of accuracy without the part of chance: {percent_text(gap.estimate)} ({between})."
     ]
 
 

@@ -195,7 +195,7 @@ def test_classes_start_at_their_shares_with_half_a_row_of_each_added():
     forest = Forest.new(1, 1, outputs=3)
     for _ in range(2):
         sums = forest.sums(x, y, np.zeros((8, 3)), "cross-entropy")
-        forest.step(sums, Growth(), "cross-entropy", 4, 4)
+        forest.step(sums, Growth(), "cross-entropy", 4)
     np.testing.assert_allclose(np.exp(forest.base), np.array([3.5, 0.5, 5.5]) / 9.5)
 
 
@@ -206,7 +206,6 @@ def forest_at(stage, x, y):
             forest.sums(x, y, np.full(len(y), forest.base), "cross-entropy"),
             Growth(),
             "cross-entropy",
-            64,
             8,
         )
     return forest
@@ -246,7 +245,7 @@ def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
     forest = Forest.new(4, 3)
     for _ in range(2 + 3 * 4 + 1):
         values = forest.values(x)
-        forest.step(forest.sums(x, y, values, "cross-entropy"), Growth(), "cross-entropy", 128, 16)
+        forest.step(forest.sums(x, y, values, "cross-entropy"), Growth(), "cross-entropy", 16)
     assert forest.finished == 4
     again = Forest.from_arrays(forest.to_arrays())
     assert (again.stage, again.depth, again.finished) == (forest.stage, 3, 4)

@@ -91,7 +91,7 @@ def test_no_number_that_leaves_a_site_is_over_fewer_rows(least):
                     pairs = np.stack([wide[above == leaf, f], fine[above == leaf, f]])
                     assert len(np.unique(pairs, axis=1).T) == len(np.unique(pairs[0]))
                     merges += len(np.unique(pairs[1])) < len(np.unique(pairs[0]))
-        forest.step(np.sum(sums, axis=0), Growth(5, 1.0, 0.3), "cross-entropy", 64, 16)
+        forest.step(np.sum(sums, axis=0), Growth(5, 1.0, 0.3), "cross-entropy", 16)
     assert merges > 50
 
 

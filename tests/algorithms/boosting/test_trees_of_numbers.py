@@ -30,7 +30,7 @@ def grown(parts, depth, steps, growth, bins=64):
             for x, y in parts
         )
         assert forest.fault(sums, NUMBER) == ""
-        forest.step(sums, growth, NUMBER, 512, bins)
+        forest.step(sums, growth, NUMBER, bins)
     return forest
 
 

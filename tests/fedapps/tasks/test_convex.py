@@ -185,7 +185,8 @@ def test_generated_ratings_do_not_depend_on_the_processor(monkeypatch):
         lambda keys, k: np.r_[partition(keys, k)[:k][::-1], partition(keys, k)[k:]],
     )
     other = task_of("matrix-completion", **numbers).observed
-    assert np.array_equal(one.rows, other.rows) and np.array_equal(one.values, other.values)
+    assert np.array_equal(one.rows, other.rows)
+    assert np.array_equal(one.values, other.values)
 
 
 def test_large_matrices_are_single_precision():

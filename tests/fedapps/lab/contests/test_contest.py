@@ -12,7 +12,7 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab.contests import setup
-from fedapps.lab.contests.contest import CHOICE, Contest
+from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import planned
 from fedapps.lab.contests.rows import below, read_rows
@@ -71,7 +71,7 @@ class Fake(Trials):
     def rows(self, trial):
         assert self.at[trial.folder] == trial.until, "rows of another round"
         rng = generator(0, f"fake {trial.folder}", trial.until)
-        away = np.log10(trial.who.rate / self.best.get(trial.who.method, 1.0))
+        away = np.log10((trial.who.rate or 1.0) / self.best.get(trial.who.method, 1.0))
         mean = self.means[trial.who.method] - 0.1 * away**2
         right = mean + np.linspace(-0.1, 0.1, 8)[:, None] + 0.002 * rng.normal(size=(8, 10))
         tables = np.stack([np.tile([0.0, 1.0], (8, 5)), right, right], 2)
@@ -139,6 +139,36 @@ def test_test_rows_change_no_choice_and_held_out_rows_no_score(tmp_path):
     assert then.gains[CHOICE].mean == pytest.approx(-0.2, abs=0.01)
     assert found.gains["finetune"] == then.gains["finetune"]
     assert plain.state.ended[0]["tried"]["local"] == chosen.state.ended[0]["tried"]["local"]
+
+
+TREES = {"histogram-boosting": 0.81, "local-boosting": 0.79}
+
+
+def with_trees(path, changed=None, **means):
+    one = contest(path, changed=changed, **{**TREES, **means})
+    one.state.methods += TREES
+    one.run()
+    return one, outcome(one)
+
+
+def test_trees_have_to_be_better_than_trees_alone(tmp_path):
+    """The held-out samples of a fold say which model training alone is."""
+    one, found = with_trees(tmp_path)
+    assert [(f["choice"], f["alone"]) for f in one.state.ended] == [tuple(TREES)] * 5
+    assert found.gains[CHOICE].mean == pytest.approx(0.02, abs=0.002)
+    assert found.scores[REFERENCE] == pytest.approx(0.79, abs=0.002)
+    assert found.scores["local"] == pytest.approx(0.7, abs=0.002)
+    assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
+    worse, alone = with_trees(tmp_path, **{"histogram-boosting": 0.75, "ditto": 0.75})
+    assert (alone.kind, alone.method) == ("alone", "local-boosting")
+    assert verdict_text(worse, alone).startswith("Train alone with local-boosting. At")
+
+    def lying(trial, rows):
+        better = 0.1 * (trial.final and trial.who.method == "local")
+        return {k: own + np.array([0, better, 0]) for k, own in rows.items()}
+
+    _, same = with_trees(tmp_path, lying)
+    assert same.gains[CHOICE] == found.gains[CHOICE]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
     assert repr(verdict).startswith(f"<fedapps.Verdict {verdict.kind}")
     assert str(out) in repr(verdict)
     assert str(verdict).split(".")[0] in verdict._repr_html_()
-    assert {"local", "trivial"} < set(verdict.table["method"])
+    assert {"local (training alone)", "trivial"} < set(verdict.table["method"])
     assert "<svg" in verdict.plots["gains"]._repr_svg_()
     assert "<img" in verdict._repr_html_()
     run = fedapps.run(**verdict.settings, out=tmp_path / "run", progress=False)
