@@ -2,6 +2,8 @@
 in it. Parameters, gradients and everything between the passes are float32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,7 +18,7 @@ class Bfloat16(nn.Module):
         """Return the outputs of the net."""
         device = next(self.parameters()).device.type
         # without its cache, which would outlive a step that changes the parameters
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False), _plain_kernels(self):
             out = super().forward(*args, **kwargs)
         return out.float() if out.dtype == torch.bfloat16 else out
 
@@ -44,6 +46,23 @@ def check_bfloat16(device: torch.device) -> None:
             f"precision = 'bf16': the device {device} has no bfloat16: choose float32, or "
             "another device"
         )
+
+
+@contextmanager
+def _plain_kernels(model: nn.Module) -> Iterator[None]:
+    """Keep recurrent layers away from oneDNN, which refuses them in bfloat16 on
+    processors without AVX-512.
+    """
+    engine = torch.backends.mkldnn
+    refused = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not (refused and engine.enabled and any(isinstance(m, nn.RNNBase) for m in model.modules())):
+        yield
+        return
+    engine.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        engine.enabled = True  # type: ignore[assignment]
 
 
 @cache

@@ -166,6 +166,7 @@ def test_images_and_recurrent_layers_train_in_bfloat16():
         assert out.dtype == torch.float32
         out.sum().backward()
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
+    assert torch.backends.mkldnn.enabled
 
 
 class Last(nn.Module):
