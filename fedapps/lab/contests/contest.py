@@ -33,7 +33,16 @@ from fedapps.errors import RunFailed
 from fedapps.lab.contests.plan import ALONE_GRID, GRID, KEPT, STEP, grid, small
 from fedapps.lab.contests.rows import Rows, measured
 from fedapps.lab.contests.state import State
-from fedapps.lab.contests.trials import LOCAL, PARTS, RATE, UNFEDERATED, Contestant, Trial, Trials
+from fedapps.lab.contests.trials import (
+    LOCAL,
+    PARTS,
+    RATE,
+    UNFEDERATED,
+    Contestant,
+    Trial,
+    Trials,
+    has_rate,
+)
 
 CHOICE, REFERENCE = "the choice", "training alone"
 #: What a fold decides, and where it keeps that.
@@ -183,7 +192,8 @@ class Contest:
         after this round; without those that failed or diverged at a client.
         """
         known = self.state.scores
-        trials = {who: Trial(who, number, until) for who in everyone}
+        whole = self.trials.rounds
+        trials = {w: Trial(w, number, until if has_rate(w.method) else whole) for w in everyone}
         names = {who: f"{trial.folder} until {until}" for who, trial in trials.items()}
         missing = {who: trials[who] for who, name in names.items() if name not in known}
         self.trials.run(missing.values())

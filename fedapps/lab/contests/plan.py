@@ -43,6 +43,7 @@ def small(methods: Sequence[str]) -> list[str]:
 
 def seconds(state: State, method: str, rounds: float) -> float:
     """Return about how long a run of a method takes, with one evaluation."""
+    rounds = rounds if has_rate(method) else state.tree_rounds
     each, evaluation = state.costs.get(method) or map(max, *state.costs.values(), (0.0, 0.0))
     return state.start_seconds + rounds * each + evaluation
 

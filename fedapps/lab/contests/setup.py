@@ -19,11 +19,13 @@ from fedapps.lab.contests.trials import (
     LOCAL,
     PARTS,
     PORTFOLIO,
+    TREES,
     Contestant,
     Execute,
     Trial,
     Trials,
     assembled,
+    has_rate,
     names_its_test,
     portfolio,
     score_on,
@@ -212,13 +214,16 @@ def measure_of(task: Any, total: int) -> tuple[str, str, float]:
 def measure_costs(
     state: State, given: Mapping[str, Any], out: Path, execute: Execute, jobs: int
 ) -> None:
-    """Measure what a round of the methods that are kept costs, and what a run costs
-    beside its rounds; others count as the dearest of them.
+    """Measure what a round of the methods that are kept and of trees costs, and what a
+    run costs beside its rounds; others count as the dearest of them.
     """
     pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
     pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))
-    trials = [Trial(Contestant(m), 0, PILOT_ROUNDS) for m in KEPT if m in state.methods]
+    who = [Contestant(m) for m in (*KEPT, TREES) if m in state.methods]
+    trials = [Trial(one, 0, PILOT_ROUNDS) for one in who]
+    if not has_rate(who[-1].method):
+        state.tree_rounds = pilot.rounds_of(who[-1].method)
     began = time.monotonic()
     pilot.run(trials)
     wall, work = time.monotonic() - began, 0.0

@@ -41,6 +41,8 @@ class State:
     scores: dict[str, list[float]] = field(default_factory=dict)
     done: bool = False
     costs: dict[str, list[float]] = field(default_factory=dict)
+    #: The rounds of a run of trees.
+    tree_rounds: int = 0
     start_seconds: float = 0.0
     errors: dict[str, str] = field(default_factory=dict)
 

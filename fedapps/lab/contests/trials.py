@@ -2,11 +2,13 @@
 
 A trial is one run in ``cells/`` of the contest's folder. It is paused after its round
 ``until`` and lengthened later, under the same settings: ``num-rounds`` is what
-schedules go by. In fold f every client is tested on part f of its rows
-(``data.folds``). All trials but those of the end of a fold are scored on held-out
-samples of the rest (``data.score-on``): half of each client's validation samples.
-Methods choose epochs or lambda by the other half, so no score flatters them. Where the
-data name their own test samples, a fold is another seed instead.
+schedules go by. Trees are grown at once: few of them say little about many.
+
+In fold f every client is tested on part f of its rows (``data.folds``). All trials but
+those of the end of a fold are scored on held-out samples of the rest (``data.score-
+on``): half of each client's validation samples. Methods choose epochs or lambda by the
+other half, so no score flatters them. Where the data name their own test samples, a
+fold is another seed instead.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -126,13 +128,14 @@ class Trials:
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial that the contest chooses, but ``until``."""
+        rounds = self.rounds_of(trial.who.method)
         config: dict[str, Any] = {
             "method": trial.who.method,
             "seed": int(self.base.get("seed", 0)) + trial.fold,
-            "num-rounds": self.rounds,
+            "num-rounds": rounds,
             # a pause is evaluated
-            "evaluate-every": self.rounds,
-            "checkpoint-every": self.rounds // PARTS,
+            "evaluate-every": rounds,
+            "checkpoint-every": max(rounds // PARTS, 1),
             "data.test-rows": True,
             score_on(self.base): "test" if trial.final else HELD_OUT,
         }
@@ -141,6 +144,12 @@ class Trials:
         if trial.who.rate:
             config[RATE] = trial.who.rate
         return config
+
+    def rounds_of(self, method: str) -> int:
+        """Return the rounds of a whole run; of a method without steps its own, which
+        are levels of trees.
+        """
+        return self.rounds if has_rate(method) else int(self.full(method)["num-rounds"])
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
         """Return the trials that have not reached their round."""

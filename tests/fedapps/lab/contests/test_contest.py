@@ -26,6 +26,7 @@ from fedapps.lab.contests.trials import (
     Trials,
     assembled,
     in_process,
+    portfolio,
 )
 from fedapps.lab.contests.verdict import leader, outcome, rate_of, verdict_text
 from fedapps.lab.sweeps.execution import Way
@@ -159,6 +160,7 @@ def test_trees_have_to_be_better_than_trees_alone(tmp_path):
     assert found.scores[REFERENCE] == pytest.approx(0.79, abs=0.002)
     assert found.scores["local"] == pytest.approx(0.7, abs=0.002)
     assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
+    assert {t.until for t in one.trials.log if t.who.method in TREES} == {16}
     worse, alone = with_trees(tmp_path, **{"histogram-boosting": 0.75, "ditto": 0.75})
     assert (alone.kind, alone.method) == ("alone", "local-boosting")
     assert verdict_text(worse, alone).startswith("Train alone with local-boosting. At")
@@ -169,6 +171,18 @@ def test_trees_have_to_be_better_than_trees_alone(tmp_path):
 
     _, same = with_trees(tmp_path, lying)
     assert same.gains[CHOICE] == found.gains[CHOICE]
+
+
+def test_trees_have_their_own_rounds_and_bring_trees_alone(tmp_path):
+    """A tree takes three rounds, so those of nets would leave it a few trees."""
+    base = base_of({"task": "tabular"})
+    trials = Trials(base, tmp_path, 24, 5, in_process)
+    for method, rounds in (("local", 24), *((name, 152) for name in TREES)):
+        config = trials.config(Trial(Contestant(method), 0, 24))
+        assert (config["num-rounds"], config["evaluate-every"]) == (rounds, rounds)
+    known, *_ = portfolio(base, ["histogram-boosting"])
+    assert known == ["local", "fedavg", "finetune", *reversed(TREES)]
+    assert portfolio(base, ["ditto"])[0] == ["local", "fedavg", "finetune", "ditto"]
 
 
 @pytest.mark.parametrize(
