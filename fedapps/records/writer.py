@@ -132,6 +132,7 @@ class Recorder(Observer):
         self.row: dict[str, Any] = {}
         self.clients: list[list[Any]] = []
         self.num_rounds = int(config["num-rounds"])
+        self.wants_rows = bool(config.get("data.test-rows"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
@@ -380,6 +381,8 @@ class Recorder(Observer):
             if isinstance(values.get(ROWS), list)
             for at in range(0, len(values[ROWS]), 3)
         ]
+        if self.wants_rows and not rows:
+            log(WARNING, "%s.csv is not written: no client reports results of single rows", ROWS)
         return {
             "clients.csv": csv_text(self.clients),
             **({ROWS + ".csv": csv_text([["client", *ROW_COLUMNS], *rows])} if rows else {}),

@@ -56,9 +56,10 @@ def fold_seconds(state: State, methods: Sequence[str], jobs: int, rounds: int) -
     eighth = {m: seconds(state, m, rounds / PARTS) for m in methods}
     work = len(ALONE_GRID) * eighth[LOCAL]
     work += sum(len(GRID if has_rate(m) else "1") * eighth[m] for m in methods if m != LOCAL)
-    n = 2 * len(methods)
+    steps = [cost for m, cost in zip(methods, costs, strict=True) if has_rate(m)]
+    n = 2 * len(steps)
     for share in (1 / 8, 1 / 4, 1 / 2):
-        work += n * share * sum(costs) / len(costs)
+        work += n * share * sum(steps) / len(steps)
         n = max(n // 2, len(KEPT))
     finalists = [seconds(state, m, rounds) for m in KEPT if m in methods]
     return (work + sum(finalists) + max(costs)) / jobs
@@ -70,14 +71,16 @@ def planned(state: State, jobs: int, most: int) -> tuple[list[str], int, int]:
     ``UserError`` if even the smallest contest takes longer.
     """
     few = small(state.methods)
+    nets = [method for method in few if has_rate(method)]
     choices = [(state.methods, FOLDS), (state.methods, 3), (few, FOLDS), (few, 3), (few, 2)]
+    choices += [(nets, 2)]
     for place, (methods, folds) in enumerate(choices):
-        least = PARTS if place == len(choices) - 1 else max(PARTS, most // 2 // PARTS * PARTS)
+        least = PARTS if place >= len(choices) - 2 else max(PARTS, most // 2 // PARTS * PARTS)
         for rounds in range(most, least - 1, -PARTS):
             wanted = MARGIN * folds * fold_seconds(state, methods, jobs, rounds)
             if not state.budget or wanted + state.elapsed <= state.budget:
                 return list(methods), folds, rounds
     raise UserError(
         f"a budget of {seconds_text(state.budget)}: even with {PARTS} rounds, two folds and "
-        f"{len(few)} methods the contest takes about {seconds_text(wanted)}: raise it"
+        f"{len(nets)} methods the contest takes about {seconds_text(wanted)}: raise it"
     )

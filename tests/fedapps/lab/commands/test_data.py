@@ -2,6 +2,8 @@
 the task.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -44,6 +46,9 @@ FEW = "1 of 2 clients (a) have fewer than 3 test samples: their scores are mostl
 )
 def test_warnings_name_the_clients_they_are_about(parts, lines):
     assert warnings_of(samples(*parts)) == lines
+    # quarters of numbers to predict are no classes
+    numbers = warnings_of(replace(samples(*parts), numbers=True))
+    assert not [line for line in numbers if "class" in line]
 
 
 def test_the_table_counts_what_clients_get(capsys, tmp_path):
