@@ -34,10 +34,8 @@ from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.synthetic.mixture import (
     SCHEDULES,
     WEIGHTS,
-    beside_class,
     bounded_signals,
     mixture_gradient,
-    restarted,
     server_step,
     step_size,
 )
@@ -51,13 +49,8 @@ from fedapps.strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
-#: A sample is still if its gradient is shorter than this fraction of the median in its
-#: class.
-STILL = 0.75
 #: Bound on the entries of the gradients in a client's Langevin steps.
 CLIP = 3.0
-#: Standard deviation of the noise added to the sample from which another one restarts.
-SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -84,12 +77,6 @@ class FedEvgOptions(Options):
     net: str = option(
         "energy-cnn",
         "net of the clients; several, separated by commas, are assigned in turn (docs/fedevg.md)",
-    )
-    patience: int = option(
-        0,
-        "rounds after which a sample that hardly moves restarts from a moving one of its class; "
-        "0: never",
-        low=0,
     )
     low: float = option(0.0, "smallest value of the images, 0 or -1; the largest is 1")
 
@@ -120,7 +107,6 @@ class FedEvg(Synthetic):
         self._x: NDArray[np.float32] = np.zeros((0,), np.float32)
         self._names: Mapping[int, ClientId] = {}
         self._num_rounds = 1
-        self._still = np.zeros(len(self.labels), np.int64)
 
     # --- privacy: the update is e_i grad E_i, which includes the weights --------------
 
@@ -218,36 +204,8 @@ class FedEvg(Synthetic):
         x = server_step(self._x, gradient, noise, beta, o.delta, o.low, 1.0)
         moved, agreement = float(np.abs(x - self._x).mean()), float(np.mean(np.stack(logs) > 0))
         measures = {"beta": beta, "moved": moved, "agreement": agreement}
-        if o.patience:
-            x, measures["restarted"] = self._restarted(
-                x, beside_class(gradient, self.labels), server_round
-            )
         metrics = self.train_metrics_aggr_fn(valid, self.weighted_by_key)
         return to_record(["x", "y"], [x, self.labels]), MetricRecord({**metrics, **measures})
-
-    def _restarted(
-        self, x: NDArray[np.float32], lengths: NDArray[np.float64], server_round: int
-    ) -> tuple[NDArray[np.float32], float]:
-        """Restart the samples that were still for ``patience`` rounds in a row; return
-        all samples and the share of restarted ones.
-        """
-        self._still = np.where(lengths < STILL, self._still + 1, 0)
-        rng = generator(self.seed, "restart", server_round=server_round)
-        x, changed = restarted(
-            x, self.labels, self._still >= self.options.patience, lengths >= 1, SPREAD, rng
-        )
-        self._still[changed] = 0
-        return np.clip(x, self.options.low, 1), float(changed.mean())
-
-    # --- saved state ------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return for how many rounds in a row each sample has been still."""
-        return {"still": self._still}
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._still = np.array(state["still"])
 
 
 def weighted_gradients(signals: Sequence[NDArray[Any]], x: NDArray[Any]) -> list[NDArray[Any]]:

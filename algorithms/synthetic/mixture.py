@@ -73,45 +73,6 @@ def mixture_gradient(
     return total
 
 
-def beside_class(
-    gradient: NDArray[np.floating], labels: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """Return the length of each sample's gradient (m, ...) in units of the median
-    length in its class; 1 where that is 0.
-
-    Nets that have learnt to distinguish noise from data are flat far from the data. A
-    sample that is still noise then hardly moves, which distinguishes it from the others
-    of its class. The sign of the energy does not show this: it is the same for a whole
-    class, and shows which clients know the class.
-    """
-    lengths = np.sqrt((np.asarray(gradient, np.float64).reshape(len(labels), -1) ** 2).sum(1))
-    medians = np.array([np.median(lengths[labels == label]) for label in labels])
-    return np.where(medians > 0, lengths / np.where(medians > 0, medians, 1), 1.0)
-
-
-def restarted(
-    x: Numbers,
-    labels: NDArray[np.integer],
-    stale: NDArray[np.bool_],
-    good: NDArray[np.bool_],
-    spread: float,
-    rng: np.random.Generator,
-) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return the samples (m, ...), each ``stale`` one replaced by a ``good`` one of its
-    label plus N(0, spread^2), and which of them changed.
-
-    If no sample of the label is good, the stale ones stay. The same two sets of random
-    numbers are drawn however many samples are stale.
-    """
-    out, changed = x.copy(), np.zeros(len(x), bool)
-    picks, noise = rng.random(len(x)), rng.standard_normal(x.shape, np.float32)
-    for k in np.flatnonzero(stale):
-        donors = np.flatnonzero(good & (labels == labels[k]))
-        if len(donors):
-            out[k], changed[k] = x[donors[int(picks[k] * len(donors))]] + spread * noise[k], True
-    return out, changed
-
-
 def server_step(
     x: Numbers,
     gradient: NDArray[np.floating],

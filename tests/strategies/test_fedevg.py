@@ -12,7 +12,6 @@ from flwr.client import NumPyClient
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss
-from fedapps.algorithms.synthetic.mixture import beside_class
 from fedapps.clients import (
     ClientData,
     FedCGANClient,
@@ -206,66 +205,6 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
         x[50, -1e5], np.clip(start - 0.1 * (1 + 1.5 - 3) / 3, 0, 1), atol=1e-6
     )
     np.testing.assert_allclose(x[1, -3.0], x[50, -1e5], atol=1e-6)
-
-
-class Slopes(Signals):
-    """Answers with a slope a sample that is known by hand, of each round the next."""
-
-    def __init__(self, *slopes):
-        self.slopes = [np.asarray(slope, np.float32) for slope in slopes]
-
-    def fit(self, parameters, config):
-        x = parameters[0]
-        slopes = self.slopes[config["server-round"] - 1][:, None, None, None]
-        return [np.zeros_like(x) + slopes, np.zeros(len(x), np.float32)], 1, {"loss": 0.0}
-
-
-def test_lengths_are_relative_to_the_class():
-    gradient = np.zeros((5, 1, 2, 2))
-    # lengths 5, 10, 0.5 of class 1, 0 and 0 of class 0
-    gradient[:, 0, 0, :] = [[3, 4], [6, 8], [0.3, 0.4], [0, 0], [0, 0]]
-    np.testing.assert_allclose(beside_class(gradient, np.array([1, 1, 1, 0, 0])), [1, 2, 0.1, 1, 1])
-
-
-def test_a_still_sample_restarts_from_one_of_its_class():
-    """Three samples a class. 0: still in both rounds; 1, 2 move. 3: still in one only.
-    Class 2: all alike. Class 3: all lie.
-    """
-    once, twice = [0.1, 1, 2, 1, 1, 0.1, 2, 2, 2, 0, 0, 0], [0.1, 1, 2, 0.1, 1, 1, 2, 2, 2, 0, 0, 0]
-    options = FedEvgOptions(beta_first=1e-6, beta_last=1e-6, delta=0.0, patience=2)
-    strategy, sets, shares = evg(options, samples=12), [], []
-
-    def after(now):
-        sets.append(arrays_of(now)["x"])
-        shares.append(now.train_metrics["restarted"])
-
-    clients = [Slopes(once, twice), Slopes(once, twice)]
-    simulate(
-        strategy, lambda i, _: clients[i], 2, strategy.first_arrays(), 2, TRAIN, callbacks=[after]
-    )
-    first, second = sets[-2:]
-    assert np.flatnonzero(np.abs(second - first).reshape(12, -1).max(1) > 1e-4).tolist() == [0]
-    assert shares[-2:] == [0.0, 1 / 12]
-    gaps = [np.abs(second[0] - first[k]) for k in (1, 2)]
-    donor = min(gaps, key=lambda gap: gap.mean())
-    assert donor.max() < 0.6  # six deviations of 0.1
-    assert donor.mean() > 0.02
-    assert np.abs(second[0] - first[0]).mean() > 0.2
-    assert (second.min() >= 0, second.max() <= 1) == (True, True)
-    assert strategy.state_dict()["still"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
-    other = evg(options, samples=12)
-    other.load_state_dict(strategy.state_dict())
-    assert other.state_dict()["still"].tolist() == strategy.state_dict()["still"].tolist()
-
-
-def test_by_default_no_sample_restarts():
-    plain = evg(FedEvgOptions(beta_first=1e-6, beta_last=1e-6, delta=0.0))
-    x = arrays_of(
-        simulate(
-            plain, lambda i, _: Slopes(*[[0.0] + 7 * [1.0]] * 3), 1, plain.first_arrays(), 3, TRAIN
-        )
-    )["x"]
-    np.testing.assert_allclose(x, np.clip(plain.first_arrays()["x"], 0, 1), atol=1e-4)
 
 
 def test_low_is_the_end_of_the_range():

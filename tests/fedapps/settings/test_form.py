@@ -39,7 +39,7 @@ PRINTED = {
         "gradient": "sampled",
     },
     "fedfw-plus": {"dual_step": 0.0, "schedule": "convex", "local_steps": 1},
-    "fedevg": {"persistent": False, "weights": "sign", "patience": 0, "langevin_steps": 1},
+    "fedevg": {"persistent": False, "weights": "sign", "langevin_steps": 1},
     "ffgb": {"residual": True, "weights": "uniform"},
 }
 
