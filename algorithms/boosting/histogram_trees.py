@@ -178,35 +178,41 @@ def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
     """Return the best split of every leaf, given its sums (m, 3, cells). Ties: the
     first feature, its least value.
     """
-    leaves = len(sums)
-    totals = sums[:, :, : int(widths(edges)[0])].sum(2) / UNIT
-    own = growth.value(totals[:, 0], totals[:, 1])
-    best = np.full(leaves, LEAST_GAIN)
-    out = Splits(
-        np.full(leaves, -1, np.int32),
-        np.zeros(leaves, np.float32),
-        np.ones(leaves, np.uint8),
-        np.stack([own, own], 1),
+    first, sizes, rows = starts(edges), widths(edges), np.arange(len(sums))
+    feature = np.repeat(np.arange(len(edges)), sizes)
+    place = np.arange(len(feature)) - first[feature]
+    # (m, 3, cells): below and at a cell, within its feature; of its feature
+    below = sums.cumsum(2)
+    below -= (below - sums)[:, :, first][:, :, feature]
+    last = (first + sizes - 1)[feature]
+    total, missing = below[:, :, last], sums[:, :, last]
+    # Missing values go right, then left. The last cell but that of missing values parts
+    # these from all others: one of the first kind only.
+    left = np.concatenate([below, below + missing], 2)
+    sides = [_in_units(side) for side in (left, np.concatenate([total, total], 2) - left)]
+    allowed = np.concatenate([place < sizes[feature] - 1, place < sizes[feature] - 2])
+    gain = np.where(allowed, _gain(*sides, growth), -np.inf)
+    order = np.argsort(np.tile(feature, 2), kind="stable")  # ties go by feature, then by kind
+    at = order[gain[:, order].argmax(1)]
+    at, kind = at % len(feature), at >= len(feature)
+    best = [side[rows, :, at + kind * len(feature)] for side in sides]
+    split = gain[rows, at + kind * len(feature)] > LEAST_GAIN
+    own = _in_units(total[:, :, :1])[:, :, 0]
+    values = [growth.value(*np.where(split[:, None], side, own).T[:2]) for side in best]
+    # without missing values here, those that come later go with most rows
+    most = np.where(missing[rows, 2, at] > 0, kind, best[0][:, 2] > best[1][:, 2])
+    ends = np.concatenate([np.append(own_edges, [LARGEST, LARGEST]) for own_edges in edges])
+    return Splits(
+        np.where(split, feature[at], -1).astype(np.int32),
+        np.where(split, ends[at], 0).astype(np.float32),
+        np.where(split, most, 1).astype(np.uint8),
+        np.stack(values, 1),
     )
-    for f, (start, cuts) in enumerate(zip(starts(edges), edges, strict=True)):
-        block = sums[:, :, start : start + len(cuts) + 2].astype(np.float64)
-        block[:, :2] /= UNIT
-        missing, below = block[:, :, -1:], block[:, :, :-1].cumsum(2)
-        # Missing values right, then left; the last of the first kind parts them from
-        # all others.
-        left = np.concatenate([below, below[:, :, :-1] + missing], 2)
-        right = block.sum(2, keepdims=True) - left
-        gain = _gain(left, right, growth)
-        at = gain.argmax(1)
-        for leaf in np.flatnonzero(gain[np.arange(leaves), at] > best):
-            place, cut = int(at[leaf]), int(at[leaf]) % (len(cuts) + 1)
-            sides = left[leaf, :, place], right[leaf, :, place]
-            known = missing[leaf, 2, 0] > 0  # otherwise those that come later go with most rows
-            best[leaf], out.feature[leaf] = gain[leaf, place], f
-            out.threshold[leaf] = cuts[cut] if cut < len(cuts) else LARGEST
-            out.left[leaf] = place > len(cuts) if known else sides[0][2] > sides[1][2]
-            out.children[leaf] = [float(growth.value(side[0], side[1])) for side in sides]
-    return out
+
+
+def _in_units(sums: Ints) -> Floats:
+    """Return sums (m, 3, n) of g, h and rows as numbers."""
+    return sums / np.array([UNIT, UNIT, 1.0])[:, None]
 
 
 def _gain(left: Floats, right: Floats, growth: Growth) -> Floats:
