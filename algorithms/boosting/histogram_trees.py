@@ -191,12 +191,12 @@ def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
     left = np.concatenate([below, below + missing], 2)
     sides = [_in_units(side) for side in (left, np.concatenate([total, total], 2) - left)]
     allowed = np.concatenate([place < sizes[feature] - 1, place < sizes[feature] - 2])
-    gain = np.where(allowed, _gain(*sides, growth), -np.inf)
+    gain = np.where(allowed, _gain(sides[0], sides[1], growth), -np.inf)
     order = np.argsort(np.tile(feature, 2), kind="stable")  # ties go by feature, then by kind
-    at = order[gain[:, order].argmax(1)]
-    at, kind = at % len(feature), at >= len(feature)
-    best = [side[rows, :, at + kind * len(feature)] for side in sides]
-    split = gain[rows, at + kind * len(feature)] > LEAST_GAIN
+    chosen = order[gain[:, order].argmax(1)]
+    at, kind = chosen % len(feature), chosen >= len(feature)
+    best = [side[rows, :, chosen] for side in sides]
+    split = gain[rows, chosen] > LEAST_GAIN
     own = _in_units(total[:, :, :1])[:, :, 0]
     values = [growth.value(*np.where(split[:, None], side, own).T[:2]) for side in best]
     # without missing values here, those that come later go with most rows
@@ -212,7 +212,7 @@ def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
 
 def _in_units(sums: Ints) -> Floats:
     """Return sums (m, 3, n) of g, h and rows as numbers."""
-    return sums / np.array([UNIT, UNIT, 1.0])[:, None]
+    return np.asarray(sums / np.array([UNIT, UNIT, 1.0])[:, None])
 
 
 def _gain(left: Floats, right: Floats, growth: Growth) -> Floats:
