@@ -42,13 +42,15 @@ class Hostile(EchoClient):
         )
 
 
-def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile):
+def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile, **config):
     """Run, record, report and compare; return the summary and the records of the
     rounds.
     """
     app = to_client_app(lambda context: client(context.node_config["partition-id"], odd))
     strategy = strategy or FedAvg()
-    recorder = Recorder(folder, Settings(num_rounds=rounds).flat(), "digits", strategy=strategy)
+    recorder = Recorder(
+        folder, Settings(num_rounds=rounds).flat() | config, "digits", strategy=strategy
+    )
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     result = run_rounds(
         strategy, ClientGrid(InlineGrid(app, clients)), arrays, rounds, callbacks=[recorder]
@@ -58,6 +60,12 @@ def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile):
     write_report(folder)
     compare([folder])
     return summary, rounds_of(folder)
+
+
+def test_rows_that_nobody_reports_are_told(tmp_path, caplog):
+    run(tmp_path / "run", lambda _: {}, **{"data.test-rows": True})
+    assert "test-rows.csv is not written" in caplog.text
+    assert not (tmp_path / "run" / "test-rows.csv").exists()
 
 
 @pytest.mark.parametrize(
