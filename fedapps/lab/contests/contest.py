@@ -100,10 +100,8 @@ class Contest:
         for until in (rounds // 4, rounds // 2):
             left = self._better_half(self._gains(number, left, until))
         gains = self._gains(number, left, rounds)
-        alone, best = (
-            max((w for w in gains if (w.method in UNFEDERATED) == without), key=lambda w: gains[w])
-            for without in (True, False)
-        )
+        alone = max((w for w in gains if w.method in UNFEDERATED), key=lambda w: gains[w])
+        best = max((w for w in gains if w.method not in UNFEDERATED), key=lambda w: gains[w])
         finalists = {w.method: w.rate for w in reversed(self._kept(gains))} | {
             best.method: best.rate
         }
