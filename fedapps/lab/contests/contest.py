@@ -119,7 +119,7 @@ class Contest:
             raise RunFailed(f"a fold needs its tests, and {failed[0].folder} failed: {error}")
         found["seconds"] = self.clock() - began
         state.ended.append(found)
-        self.say(f"fold {number + 1} of {state.folds}: {best} leads")
+        self.say(f"fold {number + 1} of {state.folds}: {best} leads the federated methods")
 
     def final_trials(self, number: int, finalists: Mapping[str, float]) -> dict[str, Trial]:
         """Return the trials on the test rows of a fold, by method."""

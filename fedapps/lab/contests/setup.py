@@ -161,6 +161,8 @@ def start(
     known, left_out, settings, task = portfolio(given, methods)
     out.mkdir(parents=True, exist_ok=True)
     full, total = without_reserved(settings), settings.num_clients
+    if total < 2:
+        raise UserError("one client: a contest compares clients that could train together")
     for name, reason in left_out.items():
         say(f"{name} is left out: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS

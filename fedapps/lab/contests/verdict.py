@@ -152,44 +152,52 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     m, name, delta = state.measure, metric_name(state.measure), state.delta
     alone = "train alone" + f" with {TREES_ALONE}" * (result.method == TREES_ALONE)
     bounds = f"{size(m, ours.mean)} of {name} ({between(m, ours.here.low, ours.here.high)})"
+    chosen = [one["choice"] for one in state.ended]
+    many = len(set(chosen)) > 1  # the gain is that of what each fold chose
+    trivial = result.scores.get("trivial", -np.inf)
+    useless = max(v for one, v in result.scores.items() if one != "trivial") < trivial
     if result.kind == USE:
         worth = ours.here.low > state.price + delta
-        text = f"Use {result.method}. At these sites it gains {bounds} over training alone: " + (
-            f"worth it, more than the {size(m, delta)} that count."
-            if worth
-            else f"a gain, but perhaps a small one: {size(m, delta)} count."
+        text = (
+            f"Use {result.method}. At these sites {CHOICE if many else 'it'} gains {bounds} over "
+            "training alone: "
+            + (
+                f"worth it, more than the {size(m, delta)} that count."
+                if worth
+                else f"a gain, but perhaps a small one: {size(m, delta)} count."
+            )
         )
     elif result.kind == ALONE:
         best = max(result.gains, key=lambda one: result.gains[one].here.high)
+        bound, counts = size(m, result.gains[best].here.high), size(m, delta)
+        bound = "just below" if bound == counts else bound
         text = (
-            f"{alone.capitalize()}. At these sites nobody gains {size(m, delta)} of {name} over "
-            "training alone: the largest upper bound is "
-            f"{size(m, result.gains[best].here.high)} ({best})."
+            f"{alone.capitalize()}. At these sites nobody gains {counts} of {name} over training "
+            f"alone: the largest upper bound is {bound} ({best})."
         )
     else:
         sign = -1 if result.method in UNFEDERATED else 1
         chance, cost = below(sign * (ours.mean - state.price), ours.deviation)
         text = (
-            f"Either will do. {result.leader} is expected to gain {bounds} over training alone: "
+            f"Either will do. {CHOICE.capitalize() if many else chosen[0]} is expected to gain "
+            f"{bounds} over training alone: "
             f"{alone if result.method in UNFEDERATED else 'use it'}, which is wrong with a "
             f"chance of {100 * chance:.0f} %, and then by {size(m, cost)}."
         )
         reach = (ours.here.high - ours.here.low) / 2
         times = (reach / abs(ours.mean)) ** 2 if ours.mean else MOST_TIMES + 1
-        if times <= MOST_TIMES:
+        if times <= MOST_TIMES and not useless:
             text += f" About {int(np.ceil(times))} times the rows would tell."
     if state.price:
         text += f" Federation has a price of {size(m, state.price)}."
-    chosen = [one["choice"] for one in state.ended]
-    if len(set(chosen)) > 1:
-        counts = {c: chosen.count(c) for c in sorted(set(chosen), key=lambda c: -chosen.count(c))}
-        text += f" The folds chose {', '.join(f'{c} {n} times' for c, n in counts.items())}."
+    if many:
+        often = {c: chosen.count(c) for c in sorted(set(chosen), key=lambda c: -chosen.count(c))}
+        text += f" The folds chose {', '.join(f'{c} {n} times' for c, n in often.items())}."
     text += f" Other sites like these: {between(m, ours.like.low, ours.like.high)}."
-    top = max(v for one, v in result.scores.items() if one != "trivial")
-    if "trivial" in result.scores and top < result.scores["trivial"]:
+    if useless:
         text = (
             "Nothing that was tried is better than the trivial predictor, which always answers "
-            f"the same ({name} {metric_text(m, abs(result.scores['trivial']))}). {text}"
+            f"the same ({name} {metric_text(m, abs(trivial))}). {text}"
         )
     folds = f"{len(chosen)} of {state.folds} {'seeds' if state.same_rows else 'folds'}"
     text += f" {folds}, {len(ours.clients)} clients; {name}, {state.why}."
