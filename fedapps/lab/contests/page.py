@@ -72,7 +72,8 @@ def ranking(contest: Contest, result: Outcome) -> Section:
         "Means over clients, on test rows of all folds, each scored by a model that has not seen "
         "them. These sites: intervals for the same clients with other rows, which the verdict "
         "uses. Sites like these: for other clients, too, and never narrower. "
-        f"{CHOICE.capitalize()}: what each fold chose. Trivial: always the most frequent class, or the mean, of a client's other folds."
+        f"{CHOICE.capitalize()}: what each fold chose. Trivial: always the most frequent class, or "
+        "the mean, of a client's other folds."
     )
     return Section("Gains", note, header, tuple(rows))
 
