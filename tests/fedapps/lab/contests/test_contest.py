@@ -11,9 +11,10 @@ import torch
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
+from fedapps.lab.charts.canvas import Dots
 from fedapps.lab.contests import setup
 from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
-from fedapps.lab.contests.page import write_verdict
+from fedapps.lab.contests.page import gains_figure, write_verdict
 from fedapps.lab.contests.plan import planned
 from fedapps.lab.contests.rows import below, read_rows
 from fedapps.lab.contests.setup import base_of, measure_of, run_contest, start
@@ -274,6 +275,24 @@ def test_below_the_trivial_predictor_is_said_first(tmp_path):
     text = verdict_text(one, found)
     assert text.startswith("Nothing that was tried is better than the trivial")
     assert "times the rows" not in text
+
+
+def test_the_picture_shows_estimates_of_clients_gains(tmp_path):
+    def luck(trial, rows):  # sites gain by chance: their rows tell little
+        away = generator(1, f"luck {trial.folder}").normal(size=(8, 10))
+        away *= trial.who.method != "local"
+        return {
+            k: own + np.column_stack([0 * x, x, 0 * x])
+            for (k, own), x in zip(rows.items(), away, strict=True)
+        }
+
+    one, found = ended(tmp_path, changed=luck)
+    gain = found.gains[CHOICE]
+    shapes = gains_figure(one, found).panels[0].shapes
+    drawn = {round(s.points[0, 0], 6) for s in shapes if isinstance(s, Dots)}
+    estimates = {round(100 * value, 6) for value, _ in gain.shrunk().values()}
+    assert estimates <= drawn
+    assert not drawn & {round(100 * value, 6) for value, _ in gain.clients.values()}
 
 
 def test_a_client_that_diverges_in_a_fold_is_named_and_in_no_mean(tmp_path):
