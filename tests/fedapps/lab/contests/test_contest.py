@@ -158,6 +158,7 @@ def test_trees_have_to_be_better_than_trees_alone(tmp_path):
     one, found = with_trees(tmp_path)
     assert [(f["choice"], f["alone"]) for f in one.state.ended] == [tuple(TREES)] * 5
     assert found.gains[CHOICE].mean == pytest.approx(0.02, abs=0.002)
+    assert one.state.ended[0]["gain"] == pytest.approx(0.02, abs=0.004)
     assert found.scores[REFERENCE] == pytest.approx(0.79, abs=0.002)
     assert found.scores["local"] == pytest.approx(0.7, abs=0.002)
     assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
