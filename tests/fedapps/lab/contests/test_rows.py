@@ -171,6 +171,8 @@ def test_of_a_client_whose_rows_tell_nothing_the_gain_is_the_mean():
     assert all(map(math.isfinite, np.ravel([*found.values()])))
     alike = Gain({"a": (0.1, 1.0), "b": (0.3, 1.0)}, nothing, nothing).shrunk()
     assert [value for value, _ in alike.values()] == pytest.approx([0.2, 0.2], abs=0.01)
+    # as sure as their mean is: 1 / sqrt(2)
+    assert [error for _, error in alike.values()] == pytest.approx([0.71, 0.71], abs=0.03)
 
 
 @pytest.mark.parametrize("mean", [-0.3, 0.0, 0.2, 1.0])
