@@ -8,7 +8,6 @@ from fedapps.algorithms.boosting.forest import Forest
 from fedapps.algorithms.boosting.histogram_trees import Growth
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.boosting import LocalBoostingSent
-from fedapps.algorithms.contract.personal import LocalSent
 from fedapps.clients.base.options import Config
 from fedapps.clients.histogram_boosting import HistogramBoostingClient
 
@@ -18,7 +17,7 @@ class LocalBoostingClient(HistogramBoostingClient):
     forest as ``trees``.
     """
 
-    reads = (LocalBoostingSent, LocalSent)
+    reads = (LocalBoostingSent,)
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Grow the next level; return no arrays."""

@@ -45,14 +45,14 @@ class Local(FedAvg):
         sampled = len(self._sample(grid, server_round, MessageType.TRAIN))
         everyone = list(clients_of(grid)) if sampled else []
         share = sampled / len(everyone) if everyone else 0.0
-        log(
-            INFO,
-            "configure_train: all %d nodes train, each for %.3g of a round's steps",
-            len(everyone),
-            share,
-        )
-        config.update({"server-round": server_round, **LocalSent(share).to_config()})
+        asked = self.asked(share)
+        log(INFO, "configure_train: all %d nodes train: %s", len(everyone), asked)
+        config.update({"server-round": server_round, **asked})
         return self._messages(ArrayRecord(), config, everyone, MessageType.TRAIN)
+
+    def asked(self, share: float) -> dict[str, bool | int | float | str]:
+        """Return what a training message asks for; ``share``: of a round's steps."""
+        return LocalSent(share).to_config()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

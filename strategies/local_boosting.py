@@ -4,16 +4,12 @@ alone; the baseline of methods for tables.
 A round grows one level of each client's tree, as in histogram boosting, so that as many
 rounds give as many trees. Nothing is exchanged, and there is no model of all.
 
-Contract: as in ``strategies/local.py``; the configuration holds the options
-(``LocalBoostingSent``).
+Contract: as in ``strategies/local.py``, but for the configuration, which holds the
+options (``LocalBoostingSent``).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Unpack
-
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 
 from fedapps.algorithms.boosting.histogram_trees import NUMBER
 from fedapps.algorithms.common.options import Options, option
@@ -52,11 +48,10 @@ class LocalBoosting(Local):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Return the options: a client without a tree needs them, too."""
-        return LocalBoostingSent(self.loss, **vars(self.options)).to_config()
+        return self.asked(1.0)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask every client for one more level of its tree."""
-        config.update(LocalBoostingSent(self.loss, **vars(self.options)).to_config())
-        return super().configure_train(server_round, arrays, config, grid)
+    def asked(self, share: float) -> dict[str, bool | int | float | str]:
+        """Return the options; every round asks for one more level of every client's
+        tree, whatever the share.
+        """
+        return LocalBoostingSent(self.loss, **vars(self.options)).to_config()

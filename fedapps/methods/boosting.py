@@ -99,23 +99,42 @@ def local_strategy(options: LocalBoostingOptions, task: Any, context: RunContext
     return LocalBoosting(options, table_of(task, "local-boosting")[0])
 
 
-def trees_client(
-    options: HistogramBoostingOptions | LocalBoostingOptions,
+def rows_of(
+    task: Any, client_id: int | str, num_clients: int, standardise: bool = False
+) -> tuple[Any, float | None]:
+    """Return a client's rows and, of numbers to predict, the deviation of the targets,
+    which are then standardised.
+    """
+    data = task.arrays(client_id, num_clients, standardise)
+    if not isinstance(task, PredictsNumbers):
+        return data, None
+    return task.target_scale.of_data(data), float(task.target_scale.scale[0])
+
+
+def histogram_client(
+    options: HistogramBoostingOptions,
     task: Any,
     client_id: int | str,
     num_clients: int,
     store: "clients.Store",
 ) -> NumPyClient:
-    """Return a client of histogram or local boosting."""
-    data = task.arrays(client_id, num_clients, getattr(options, "standardise", False))
-    scale = None
-    if isinstance(task, PredictsNumbers):
-        data, scale = task.target_scale.of_data(data), float(task.target_scale.scale[0])
-    if isinstance(options, LocalBoostingOptions):
-        return clients.LocalBoostingClient(data, client_id, store, scale, task.num_outputs)
+    """Return a client of histogram boosting."""
+    data, scale = rows_of(task, client_id, num_clients, options.standardise)
     return clients.HistogramBoostingClient(
         data, client_id, store, scale, task.num_outputs, options.min_cell
     )
+
+
+def local_client(
+    options: LocalBoostingOptions,
+    task: Any,
+    client_id: int | str,
+    num_clients: int,
+    store: "clients.Store",
+) -> NumPyClient:
+    """Return a client of local boosting."""
+    data, scale = rows_of(task, client_id, num_clients)
+    return clients.LocalBoostingClient(data, client_id, store, scale, task.num_outputs)
 
 
 METHODS: dict[str, Method] = {
@@ -153,7 +172,7 @@ METHODS: dict[str, Method] = {
         trait="boosts",
         builds=HistogramBoosting,
         strategy=histogram_strategy,
-        client=trees_client,
+        client=histogram_client,
         tasks=("tabular", "regression"),
         validates=True,
         defaults={"num-rounds": 152, "evaluate-every": 10},
@@ -165,7 +184,7 @@ METHODS: dict[str, Method] = {
         builds=LocalBoosting,
         page="histogram-boosting",
         strategy=local_strategy,
-        client=trees_client,
+        client=local_client,
         tasks=("tabular", "regression"),
         defaults={"num-rounds": 152, "evaluate-every": 10},
     ),

@@ -382,6 +382,7 @@ class Recorder(Observer):
             for at in range(0, len(values[ROWS]), 3)
         ]
         if self.wants_rows and not rows:
+            self.wants_rows = False  # said once
             log(WARNING, "%s.csv is not written: no client reports results of single rows", ROWS)
         return {
             "clients.csv": csv_text(self.clients),

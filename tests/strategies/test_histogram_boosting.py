@@ -396,7 +396,9 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
     if numbers:
         y = (x[:, 0:1] + y[:, None]).astype(np.float64)
         y[np.isnan(y)] = 0
-    datas = dealt(x, y, np.arange(240) % 3)
+    # tested on the next client's rows
+    parts = [data.train for data in dealt(x, y, np.arange(240) % 3)]
+    datas = [ArrayData(part, part, parts[k - 2]) for k, part in enumerate(parts)]
     options = LocalBoostingOptions(depth=2, bins=16, min_leaf=8)
     stores = [MessageStore(RecordDict()) for _ in datas]
 
@@ -406,8 +408,12 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
     app = to_client_app(lambda context: client(int(context.node_config["partition-id"])))
     grid = InlineGrid(app, 3)
     strategy = LocalBoosting(options, numbers)
-    result = simulate(strategy, None, 3, {}, 8, {"seed": 5}, grid=ClientGrid(grid, seed=3))
+    # one of three is sampled, and all train
+    result = simulate(
+        strategy, None, 3, {}, 8, {"seed": 5}, grid=ClientGrid(grid, seed=3, clients_per_round=1)
+    )
     assert not arrays_of(result)
+    asked = {"server-round": 8, **strategy.evaluate_options(8, 8)}
     for k, data in enumerate(datas):
         forest = Forest.new(5, 2)
         loss = "number" if numbers else "cross-entropy"
@@ -418,3 +424,11 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
         assert forest.finished == 3
         kept = stores[k].load("trees", {}, before=False)
         same(Forest.from_arrays(kept).to_arrays(), forest.to_arrays())
+        _, count, scores = client(k).evaluate([], asked)
+        assert count == scores["test-samples"] == len(data.test)
+        values, target = forest.values(data.test.x), data.test.y
+        if numbers:
+            rmse = np.sqrt(np.square(values - target[:, 0]).mean())
+            assert scores["rmse"] == pytest.approx(rmse)
+        else:
+            assert scores["accuracy"] == pytest.approx(((values > 0) == target).mean())

@@ -94,8 +94,8 @@ def methods_of(contest: Contest, method: str) -> list[str]:
 def _costs(contest: Contest, method: str) -> tuple[str, str]:
     """Return mean bytes and seconds of a method's runs on test rows."""
     runs = []
-    for number, name in enumerate(methods_of(contest, method)):
-        one = contest.state.ended[number]
+    names = methods_of(contest, method)
+    for number, (name, one) in enumerate(zip(names, contest.state.ended, strict=True)):
         if name in one["finalists"]:
             trial = contest.final_trials(number, one["finalists"])[name]
             runs.append(contest.trials.read(trial).numbers)

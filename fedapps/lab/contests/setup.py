@@ -25,7 +25,6 @@ from fedapps.lab.contests.trials import (
     Trial,
     Trials,
     assembled,
-    has_rate,
     names_its_test,
     portfolio,
     score_on,
@@ -222,10 +221,10 @@ def measure_costs(
     pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
     pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))
-    who = [Contestant(m) for m in (*KEPT, TREES) if m in state.methods]
-    trials = [Trial(one, 0, PILOT_ROUNDS) for one in who]
-    if not has_rate(who[-1].method):
-        state.tree_rounds = pilot.rounds_of(who[-1].method)
+    methods = [method for method in (*KEPT, TREES) if method in state.methods]
+    trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in methods]
+    if TREES in methods:
+        state.tree_rounds = pilot.rounds_of(TREES)
     began = time.monotonic()
     pilot.run(trials)
     wall, work = time.monotonic() - began, 0.0

@@ -169,7 +169,8 @@ class Trials:
             return self.rounds
         rounds = [int(p.name) for p in (folder / "checkpoint").glob("*") if p.name.isdigit()]
         done = max(rounds, default=0)
-        return done if status == "interrupted" else min(done, trial.until - 1)
+        paused = status == "interrupted" and has_rate(trial.who.method)  # trees never pause
+        return done if paused else min(done, trial.until - 1)
 
     def run(self, trials: Iterable[Trial]) -> None:
         """Execute the trials that are missing; what failed is in ``errors``."""

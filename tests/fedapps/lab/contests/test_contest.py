@@ -31,6 +31,7 @@ from fedapps.lab.contests.trials import (
 )
 from fedapps.lab.contests.verdict import leader, outcome, rate_of, verdict_text
 from fedapps.lab.sweeps.execution import Way
+from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
@@ -182,6 +183,11 @@ def test_trees_have_their_own_rounds_and_bring_trees_alone(tmp_path):
     for method, rounds in (("local", 24), *((name, 152) for name in TREES)):
         config = trials.config(Trial(Contestant(method), 0, 24))
         assert (config["num-rounds"], config["evaluate-every"]) == (rounds, rounds)
+    # of 152 rounds some are done: no run of 24
+    folder = tmp_path / "cells" / Trial(Contestant("histogram-boosting"), 0, 24).folder
+    (folder / "checkpoint" / "95").mkdir(parents=True)
+    write_text(folder / "summary.json", '{"status": "interrupted"}')
+    assert trials.missing([Trial(Contestant("histogram-boosting"), 0, 24)])
     known, *_ = portfolio(base, ["histogram-boosting"])
     assert known == ["local", "fedavg", "finetune", *reversed(TREES)]
     assert portfolio(base, ["ditto"])[0] == ["local", "fedavg", "finetune", "ditto"]
