@@ -424,6 +424,12 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
         assert forest.finished == 3
         kept = stores[k].load("trees", {}, before=False)
         same(Forest.from_arrays(kept).to_arrays(), forest.to_arrays())
+        # a message that comes twice grows once, and nothing is sent
+        assert client(k).fit([], asked)[0] == []
+        same(
+            Forest.from_arrays(stores[k].load("trees", {}, before=False)).to_arrays(),
+            forest.to_arrays(),
+        )
         _, count, scores = client(k).evaluate([], asked)
         assert count == scores["test-samples"] == len(data.test)
         values, target = forest.values(data.test.x), data.test.y
