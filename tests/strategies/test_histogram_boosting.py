@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 from fedapps.algorithms.boosting.forest import Forest
 from fedapps.algorithms.boosting.histogram_trees import Growth
 from fedapps.clients import (
+    DiskStore,
     HistogramBoostingClient,
     LocalBoostingClient,
     MessageStore,
@@ -389,7 +390,7 @@ def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
-def test_trees_alone_are_those_of_a_federation_of_one(kind):
+def test_trees_alone_are_those_of_a_federation_of_one(kind, tmp_path):
     """Every client grows what histogram boosting grows where it is the only one."""
     x, y = rows(240)
     numbers = kind == "numbers"
@@ -400,7 +401,7 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
     parts = [data.train for data in dealt(x, y, np.arange(240) % 3)]
     datas = [ArrayData(part, part, parts[k - 2]) for k, part in enumerate(parts)]
     options = LocalBoostingOptions(depth=2, bins=16, min_leaf=8)
-    stores = [MessageStore(RecordDict()) for _ in datas]
+    stores = [DiskStore(tmp_path / str(k), 1) for k in range(3)]
 
     def client(k):
         return LocalBoostingClient(datas[k], k, stores[k], 1.0 if numbers else None)
@@ -410,7 +411,13 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
     strategy = LocalBoosting(options, numbers)
     # one of three is sampled, and all train
     result = simulate(
-        strategy, None, 3, {}, 8, {"seed": 5}, grid=ClientGrid(grid, seed=3, clients_per_round=1)
+        strategy,
+        None,
+        3,
+        {},
+        8,
+        {"seed": 5, "checkpoint-round": 7},
+        grid=ClientGrid(grid, seed=3, clients_per_round=1),
     )
     assert not arrays_of(result)
     asked = {"server-round": 8, **strategy.evaluate_options(8, 8)}
@@ -422,12 +429,12 @@ def test_trees_alone_are_those_of_a_federation_of_one(kind):
             sums = forest.sums(data.train.x, labels, forest.values(data.train.x), loss)
             forest.step(sums, Growth(8, 1.0, 0.1), loss, 16)
         assert forest.finished == 3
-        kept = stores[k].load("trees", {}, before=False)
+        kept = stores[k].load("trees", asked, before=False)
         same(Forest.from_arrays(kept).to_arrays(), forest.to_arrays())
         # a message that comes twice grows once, and nothing is sent
         assert client(k).fit([], asked)[0] == []
         same(
-            Forest.from_arrays(stores[k].load("trees", {}, before=False)).to_arrays(),
+            Forest.from_arrays(stores[k].load("trees", asked, before=False)).to_arrays(),
             forest.to_arrays(),
         )
         _, count, scores = client(k).evaluate([], asked)
