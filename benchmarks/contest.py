@@ -46,7 +46,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -64,9 +64,10 @@ from fedapps.algorithms.fairness.shrinkage import statistics, uncertainty
 from fedapps.lab.contests.contest import CHOICE
 from fedapps.lab.contests.rows import Rows, gain, measured
 from fedapps.lab.contests.setup import start
-from fedapps.lab.contests.trials import LOCAL, in_process
+from fedapps.lab.contests.trials import LOCAL
 from fedapps.lab.contests.verdict import USE, outcome
 from fedapps.lab.results.seeds import crossed_interval, t_interval
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.testing.truths import Federation, truth
 
 FAMILY = {
@@ -101,6 +102,11 @@ Array = NDArray[np.float64]
 #: Rows of a client: 18 of them train in each of five folds, 14 validate, 8 are tested
 #: on, more than a linear model has weights.
 ROWS, TRAINED = 40, 18
+
+
+def in_process(runs: Sequence[PlannedRun]) -> Iterable[Ended]:
+    """Execute runs here, one after the other."""
+    return (Ended(run, run_one(run)) for run in runs)
 
 
 def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -50,10 +50,8 @@ def of_clients(
 
 def as_numbers(statistics: Mapping[str, Uncertain]) -> dict[str, float]:
     """Return estimates and the bounds of their intervals, for summary.json."""
-    out: dict[str, float] = {}
-    for name, key in _KEYS.items():
-        if name in statistics:
-            out |= {f"{key}-low": statistics[name].low, f"{key}-high": statistics[name].high}
-            if name != "mean":
-                out[f"{key}-estimate"] = statistics[name].estimate
-    return out
+    return {
+        f"{_KEYS[name]}-{end}": getattr(one, end)
+        for name, one in statistics.items()
+        for end in ("low", "high", *["estimate"] * (name != "mean"))
+    }

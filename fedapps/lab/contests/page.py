@@ -2,6 +2,7 @@
 winner's settings.
 """
 
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from fedapps.lab.charts import html
 from fedapps.lab.charts.charts import chart
 from fedapps.lab.charts.drawing import legend, panels, title
 from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.theme import Colour
 from fedapps.lab.contests.contest import CHOICE, DECIDED, Contest
+from fedapps.lab.contests.rows import Gain
 from fedapps.lab.contests.trials import UNFEDERATED, Contestant, Trial, score_on
 from fedapps.lab.contests.verdict import (
     FEW,
@@ -93,39 +96,43 @@ def methods_of(contest: Contest, method: str) -> list[str]:
 
 def _costs(contest: Contest, method: str) -> tuple[str, str]:
     """Return mean bytes and seconds of a method's runs on test rows."""
-    runs = []
-    names = methods_of(contest, method)
-    for number, (name, one) in enumerate(zip(names, contest.state.ended, strict=True)):
-        if name in one["finalists"]:
-            trial = contest.final_trials(number, one["finalists"])[name]
-            runs.append(contest.trials.read(trial).numbers)
+    folds = zip(methods_of(contest, method), contest.state.ended, strict=True)
+    runs = [
+        contest.trials.read(contest.final_trials(number, one["finalists"])[name]).numbers
+        for number, (name, one) in enumerate(folds)
+        if name in one["finalists"]
+    ]
     if not runs:
         return "-", "-"
-    traffic = [n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in runs]
-    seconds = [n["seconds"] for n in runs]
-    return bytes_text(float(np.mean(traffic))), seconds_text(float(np.mean(seconds)))
+    traffic = fmean(n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in runs)
+    return bytes_text(traffic), seconds_text(fmean(n["seconds"] for n in runs))
 
 
 def clients_section(contest: Contest, result: Outcome) -> Section:
     """Return who gains and who loses by the choice, by name."""
     gain = result.gains[CHOICE]
-    m, own = contest.state.measure, gain.shrunk()
-    order = sorted(own, key=lambda k: -own[k][0])
-    shown = order if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
+    m, own = contest.state.measure, estimates(gain)
     rows = []
-    for k in shown:
-        value, error = own[k]
-        low, high = value - 2 * error, value + 2 * error
+    for k, (value, low, high) in own.items():
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
         rows.append((k, size(m, gain.clients[k][0]), size(m, value), between(m, low, high), word))
     note = (
         "Estimate: drawn towards the mean, the more the less a client's rows tell, since the "
         "largest of many measured gains is too large; with two standard errors."
     )
-    if len(order) > 2 * FEW:
-        note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(order)}."
+    if len(rows) > 2 * FEW:
+        note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(rows)}."
+        rows[FEW:-FEW] = []
     header = ("client", "measured", "estimate", "interval", "")
     return Section("Who gains by the choice, and who loses", note, header, tuple(rows))
+
+
+def estimates(gain: Gain) -> dict[str, tuple[float, float, float]]:
+    """Return the estimated gains of clients, the largest first, with two standard
+    errors below and above.
+    """
+    order = sorted(gain.shrunk().items(), key=lambda pair: -pair[1][0])
+    return {k: (value, value - 2 * error, value + 2 * error) for k, (value, error) in order}
 
 
 def choices(contest: Contest) -> Section:
@@ -152,46 +159,36 @@ def gains_figure(contest: Contest, result: Outcome) -> Figure:
     """
     state = contest.state
     unit = 100.0 if counts_in_points(state.measure) else 1.0
-    gains, own = result.gains, result.gains[CHOICE].shrunk()
-    order = sorted(own, key=lambda k: -own[k][0])
-    few = len(order) <= MOST_NAMED
-    step = 0.7 if few else 24 / len(order)
-    height = (ROW * (len(gains) + 1 + step * len(order)) + 120) / 72
-    figure, (axes,) = panels(1, 1, (6.8, height))
+    gains, own = result.gains, estimates(result.gains[CHOICE])
+    few = len(own) <= MOST_NAMED
+    step = 0.7 if few else 24 / len(own)
+    bottom = [-0.8, len(gains) + 0.2 + step * len(own)]
+    figure, (axes,) = panels(1, 1, (6.8, (ROW * (bottom[1] + 0.8) + 120) / 72))
     theme = axes.theme
     title(axes, f"Gain over training alone, {metric_name(state.measure)}")
-    names: list[tuple[float, str]] = []
-    place = 0.0
-    for method, one in gains.items():
-        mean, y = unit * one.mean, place
-        for interval, width, colour, label in (
-            (one.like, 2.0, theme.series[5], "sites like these, 95 %"),
-            (one.here, 5.0, theme.series[0], "these sites, 95 %"),
-        ):
-            ends = [unit * interval.low, unit * interval.high]
-            axes.line(ends, [y, y], colour, width, label=label * (not names), readable=False)
-        axes.dots([mean], [y], theme.ink, 7.0)
-        names.append((y, called(contest, method)))
-        place += 1.0
-    place += 0.2
-    for k in order:
-        value, error = (unit * number for number in own[k])
-        ends = [value - 2 * error, value + 2 * error]
-        first = k == order[0]
-        label = "a client, by the choice, two standard errors" * first
-        axes.line(
-            ends, [place, place], theme.series[1], 1.5 if few else 0.6, label=label, readable=False
-        )
-        axes.dots([value], [place], theme.series[1], 5.0 if few else 3.0)
-        if few:
-            names.append((place, k[:24]))
-        place += step
-    bottom = [-0.8, place]
+    said: set[str] = set()
+
+    def line(y: float, low: float, high: float, colour: Colour, width: float, label: str) -> None:
+        shown = "" if label in said else label
+        axes.line([unit * low, unit * high], [y, y], colour, width, label=shown, readable=False)
+        said.add(label)
+
+    for y, one in enumerate(gains.values()):
+        here, like = one.here, one.like
+        line(y, like.low, like.high, theme.series[5], 2.0, "sites like these, 95 %")
+        line(y, here.low, here.high, theme.series[0], 5.0, "these sites, 95 %")
+        axes.dots([unit * one.mean], [y], theme.ink, 7.0)
+    places = {k: len(gains) + 0.2 + step * j for j, k in enumerate(own)}
+    for k, (value, low, high) in own.items():
+        label = "a client, by the choice, two standard errors"
+        line(places[k], low, high, theme.series[1], 1.5 if few else 0.6, label)
+        axes.dots([unit * value], [places[k]], theme.series[1], 5.0 if few else 3.0)
     axes.line([0, 0], bottom, theme.muted, 1.2, readable=False)
     delta = unit * (state.price + state.delta)
     axes.line([delta] * 2, bottom, theme.muted, 1.2, ":", label="what counts", readable=False)
     axes.y.down, axes.y.grid, axes.y.low, axes.y.high = True, False, *bottom
-    axes.y.ticks = [y for y, _ in names], [name for _, name in names]
+    names = [called(contest, m) for m in gains] + [k[:24] for k in own] * few
+    axes.y.ticks = [*map(float, range(len(gains))), *places.values()][: len(names)], names
     axes.x.label = "points" if unit > 1 else metric_name(state.measure)
     legend(figure, axes)
     return figure

@@ -40,6 +40,8 @@ Rows = Mapping[str, Floats]
 Z = 1.959964
 #: Measures of which less is better.
 ERRORS = ("rmse",)
+#: Measures of pairs in the right order.
+RANKED = ("auroc", "concordance")
 
 
 def read_rows(path: Path) -> dict[str, Floats]:
@@ -56,13 +58,13 @@ def measured(folds: Sequence[Floats], measure: str) -> tuple[float, list[Floats]
     """Return a client's measure over its rows of all folds, higher is better, and the
     influences of the rows of each fold; NaN if it is undefined.
     """
-    sizes = [len(rows) for rows in folds]
+    ends = np.cumsum([len(rows) for rows in folds])[:-1]
     rows = np.concatenate(folds)
-    if measure in ("auroc", "concordance"):
+    if measure in RANKED:
         counts = [ordered_pairs(one, measure) for one in folds]
         right, pairs = (np.concatenate([c[i] for c in counts]) for i in (0, 1))
         if not pairs.sum():
-            return math.nan, folds_of(np.full(len(rows), np.nan), sizes)
+            return math.nan, np.split(np.full(len(rows), np.nan), ends)
         # each pair counts at both of its rows
         value = float(right.sum() / pairs.sum())
         phi = value + len(rows) * 2 * (right - value * pairs) / pairs.sum()
@@ -77,7 +79,7 @@ def measured(folds: Sequence[Floats], measure: str) -> tuple[float, list[Floats]
         phi = value + len(rows) / (len(classes) * n[place]) * (rows[:, 1] - recall[place])
     else:
         value, phi = float(rows[:, 1].mean()), rows[:, 1]
-    return value, folds_of(phi, sizes)
+    return value, np.split(phi, ends)
 
 
 def score_of(client: str, folds: Sequence[Rows], measure: str) -> float:
@@ -92,11 +94,6 @@ def in_all(client: str, folds: Sequence[Rows], others: Sequence[Rows]) -> bool:
         len(one.get(client, ())) == len(two.get(client, ()))
         for one, two in zip(folds, others, strict=True)
     )
-
-
-def folds_of(values: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """Return values cut into pieces of these sizes."""
-    return np.split(values, np.cumsum(sizes)[:-1])
 
 
 def ordered_pairs(rows: Floats, measure: str) -> tuple[Floats, Floats]:
@@ -153,14 +150,6 @@ class Gain:
         errors = np.sqrt(np.maximum(squares - means**2, 0))
         pairs = zip(means.tolist(), errors.tolist(), strict=True)
         return dict(zip(self.clients, pairs, strict=True))
-
-    def regret(self, price: float = 0.0) -> tuple[float, float]:
-        """Return the expected regret of the method, and that of training alone, with a
-        price for federation.
-        """
-        mean = self.mean - price
-        (chance, size), (other, lost) = below(mean, self.deviation), below(-mean, self.deviation)
-        return chance * size, other * lost
 
 
 def below(mean: float, deviation: float) -> tuple[float, float]:

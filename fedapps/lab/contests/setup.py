@@ -25,7 +25,6 @@ from fedapps.lab.contests.trials import (
     Trial,
     Trials,
     assembled,
-    names_its_test,
     portfolio,
     score_on,
 )
@@ -36,6 +35,7 @@ from fedapps.lab.sweeps.pool import Pool
 from fedapps.notes import each_once
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
+from fedapps.tasks.dealt_samples import DealtSamples
 
 #: Settings that a contest chooses itself.
 RESERVED = (
@@ -145,20 +145,40 @@ def start(
     in the measure's units.
     """
     given = base_of(given)
-    began = time.monotonic()
     asked = {"given": dict(given), "methods": list(methods)}
-    if (state := load_state(out)) is not None:
-        if state.asked != asked:
-            raise UserError(
-                f"{out} holds a contest with other settings or methods: choose another --out, or "
-                "delete that folder"
-            )
+    state = load_state(out)
+    if state is None:
+        out.mkdir(parents=True, exist_ok=True)
+        state = begun(asked, out, execute, budget, jobs, delta, price, say)
+    elif state.asked != asked:
+        raise UserError(
+            f"{out} holds a contest with other settings or methods: choose another --out, or "
+            "delete that folder"
+        )
+    else:
         state.budget = budget
-        contest = Contest(state, trials_of(state, given, out, execute), say, jobs)
-        contest.say(f"going on after {seconds_text(state.elapsed)} in {out}")
-        return contest
-    known, left_out, settings, task = portfolio(given, methods)
-    out.mkdir(parents=True, exist_ok=True)
+        say(f"going on after {seconds_text(state.elapsed)} in {out}")
+    folds = 0 if state.same_rows else state.folds
+    contest = Contest(state, Trials(given, out, state.rounds, folds, execute), say, jobs)
+    contest.save()
+    return contest
+
+
+def begun(
+    asked: dict[str, Any],
+    out: Path,
+    execute: Execute,
+    budget: float,
+    jobs: int,
+    delta: float,
+    price: float,
+    say: Callable[[str], None],
+) -> State:
+    """Return the state of a new contest: who takes part, what is measured, and what the
+    budget allows. Raises ``UserError``.
+    """
+    began, given = time.monotonic(), asked["given"]
+    known, left_out, settings, task = portfolio(given, asked["methods"])
     full, total = without_reserved(settings), settings.num_clients
     if total < 2:
         raise UserError("one client: a contest compares clients that could train together")
@@ -168,9 +188,9 @@ def start(
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
     measure, why, usual = measure_of(task, total)
-    state = State(asked, full, most, budget, known, left_out=left_out)
+    same_rows = not isinstance(task, DealtSamples) or task.own_test(total)
+    state = State(asked, full, most, budget, known, FOLDS, same_rows, left_out)
     state.measure, state.why, state.delta, state.price = measure, why, delta or usual, price
-    state.same_rows, state.folds = names_its_test(task, total), FOLDS
     say(f"measure: {measure}, {why}")
     if budget:
         measure_costs(state, given, out / "pilot", execute, jobs)
@@ -182,14 +202,7 @@ def start(
             f"{len(state.methods)} methods, {state.folds} folds, {state.rounds} rounds, {jobs} "
             f"runs at a time, in {seconds_text(budget)}"
         )
-    contest = Contest(state, trials_of(state, given, out, execute), say, jobs)
-    contest.save()
-    return contest
-
-
-def trials_of(state: State, given: Mapping[str, Any], out: Path, execute: Execute) -> Trials:
-    """Return the trials of a contest."""
-    return Trials(given, out, state.rounds, 0 if state.same_rows else state.folds, execute)
+    return state
 
 
 def measure_of(task: Any, total: int) -> tuple[str, str, float]:

@@ -11,7 +11,7 @@ other half, so no score flatters them. Where the data name their own test sample
 fold is another seed instead.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,7 @@ from fedapps.clients.base.scores import ROWS
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab.contests.rows import Rows, read_rows
 from fedapps.lab.sweeps.plan import without_reserved
-from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, run_one
+from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun
 from fedapps.methods import find_method
 from fedapps.notes import each_once
 from fedapps.records.reader import RunFolder, read_run
@@ -30,7 +30,6 @@ from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import check_used, chosen
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import Task
-from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
@@ -92,15 +91,6 @@ class Trial:
         stage = "test" if self.final else "choice"
         rate = f"_rate-{self.who.rate:.4g}" if self.who.rate else ""
         return f"fold-{self.fold}_{stage}_{self.who.method}{rate}"
-
-
-def in_process(runs: Sequence[PlannedRun]) -> Iterator[Ended]:
-    """Execute the runs in this process, one after the other."""
-    for run in runs:
-        try:
-            yield Ended(run, run_one(run))
-        except Exception as error:  # a run that fails ends its own trial only
-            yield Ended(run, {}, f"{type(error).__name__}: {error}")
 
 
 @dataclass
@@ -206,13 +196,12 @@ class Trials:
         """Remember the seconds of a trial's method, unless all its rounds have an
         evaluation.
         """
-        plain: list[float] = []
-        scored: list[float] = []
+        seconds: dict[bool, list[float]] = {False: [], True: []}
         for row in self.read(trial).rounds[1:]:  # the first round warms up
-            (scored if "evaluate" in row else plain).append(float(row["seconds"]))
-        if plain and scored:
-            each = fmean(plain)
-            self.costs[trial.who.method] = [each, max(fmean(scored) - each, 0.0)]
+            seconds["evaluate" in row].append(float(row["seconds"]))
+        if all(seconds.values()):
+            each, scored = map(fmean, seconds.values())
+            self.costs[trial.who.method] = [each, max(scored - each, 0.0)]
 
     def read(self, trial: Trial) -> RunFolder:
         """Return the content of a trial's folder."""
@@ -258,15 +247,17 @@ def portfolio(
     settings and task of training alone. Raises ``UserError`` if that or FedAvg cannot
     run, or if no method uses a setting.
     """
+    from fedapps.algorithms.common.modules import normalisation  # it imports PyTorch
+
     known, left_out = [], {}
-    alone: tuple[Settings, Task] | None = None
+    alone: tuple[Settings, Any] | None = None
     used: set[str] = set()
     rivals = [TREES_ALONE] if TREES in methods else []
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *rivals, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
             # asked of training alone's net, before a run of fedbn would say so, too
-            if method == "fedbn" and alone and not _normalises(alone[1]):
+            if method == "fedbn" and alone and not normalisation(alone[1].work_model()):
                 raise UserError("the net has no normalisation layer, so it would be fedavg")
             settings, task = assembled(base, method)
         except (UserError, ValueError) as error:
@@ -280,17 +271,6 @@ def portfolio(
     check_used(base, used)
     assert alone is not None
     return known, left_out, *alone
-
-
-def _normalises(task: Any) -> bool:
-    from fedapps.algorithms.common.modules import normalisation
-
-    return bool(normalisation(task.work_model()))
-
-
-def names_its_test(task: Any, num_clients: int) -> bool:
-    """Return whether the data, and not folds, say what clients are tested on."""
-    return not isinstance(task, DealtSamples) or task.own_test(num_clients)
 
 
 def has_rate(method: str) -> bool:

@@ -6,23 +6,34 @@ that counts) and the price c of federation, both in the measure's units:
 
     use          the lower bound is above c: "worth it" above c + delta, else "small"
     alone        every upper bound is below c + delta
-    either       otherwise: the one whose expected regret is smaller, with the chance
-                 that it is the wrong one, and by how much then
+    either       otherwise: the method if g is above c, else training alone, with the
+                 chance that it is the wrong one, and by how much then
 
 The expected regret of the method is E max(c - g, 0), that of training alone
-E max(g - c, 0), of a normal law with the interval.
+E max(g - c, 0), of a normal law with the interval. Their difference is c - g, so the
+sign says whose is smaller.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mode
+from statistics import fmean, median_high, mode
 
 import numpy as np
 
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, few, metric_name, metric_text
 from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
-from fedapps.lab.contests.rows import ERRORS, Gain, Rows, below, gain, in_all, measured, score_of
+from fedapps.lab.contests.rows import (
+    ERRORS,
+    RANKED,
+    Gain,
+    Rows,
+    below,
+    gain,
+    in_all,
+    measured,
+    score_of,
+)
 from fedapps.lab.contests.trials import TREES_ALONE, UNFEDERATED
 
 USE, ALONE, EITHER = "use", "alone", "either"
@@ -94,8 +105,7 @@ def decided(gains: Mapping[str, Gain], delta: float, price: float = 0.0) -> tupl
         return ALONE, False
     if ours.here.low > price:
         return USE, True
-    of_method, of_alone = ours.regret(price)
-    return EITHER, of_method < of_alone
+    return EITHER, ours.mean > price
 
 
 def leader(contest: Contest) -> str:
@@ -104,38 +114,37 @@ def leader(contest: Contest) -> str:
     """
     ended = contest.state.ended
     chosen: list[str] = [one["choice"] for one in ended]
-    total = {m: sum(one["gain"] for one in ended if one["choice"] == m) for m in chosen}
-    return max(chosen, key=lambda m: (chosen.count(m), total[m]))
+    return max(
+        chosen,
+        key=lambda m: (
+            chosen.count(m),
+            sum(one["gain"] for one in ended if one["choice"] == m),
+        ),
+    )
 
 
 def rate_of(contest: Contest, method: str) -> float:
     """Return the middle one of the rates that folds chose for a method."""
-    rates = sorted(
-        one["finalists"][method] for one in contest.state.ended if method in one["finalists"]
-    )
-    return float(rates[len(rates) // 2])
+    folds = [one["finalists"] for one in contest.state.ended]
+    return float(median_high(rates[method] for rates in folds if method in rates))
 
 
 def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
     """Return the mean measure of a predictor that knows a client's other folds' labels
     only: it always answers the most frequent class, or the mean.
     """
-    if measure in ("auroc", "concordance"):
+    if measure in RANKED:
         return 0.5
+    guess = fmean if measure in ERRORS else mode
     values = []
     for k in clients:
         labels = [fold[k][:, 0] for fold in folds if k in fold]
-        guessed = []
-        for number, own in enumerate(labels):
-            rest = np.concatenate([one for f, one in enumerate(labels) if f != number] or [own])
-            if measure in ERRORS:
-                guessed.append(np.stack([own, own, (own - rest.mean()) ** 2], 1))
-            else:
-                found, counts = np.unique(rest, return_counts=True)
-                right = own == found[counts.argmax()]
-                guessed.append(np.stack([own, right, right], 1))
-        values.append(measured(guessed, measure)[0])
-    return float(np.mean(values))
+        rows = []
+        for f, own in enumerate(labels):
+            answer = guess(np.concatenate([*labels[:f], *labels[f + 1 :]] or [own]).tolist())
+            rows.append(np.stack([own, own == answer, (own - answer) ** 2], 1))
+        values.append(measured(rows, measure)[0])
+    return fmean(values)
 
 
 def named(missing: Mapping[str, str]) -> str:

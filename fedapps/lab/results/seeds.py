@@ -37,11 +37,6 @@ class Interval:
     high: float
     n: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval is on one side of 0."""
-        return self.low > 0 or self.high < 0
-
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1
@@ -101,7 +96,7 @@ class Difference:
         ``sign`` -1 below it).
         """
         found = self.intervals.values()
-        return bool(found) and all(one.excludes_zero and sign * one.mean > 0 for one in found)
+        return bool(found) and all(sign * one.low > 0 and sign * one.high > 0 for one in found)
 
 
 def difference(ours: Measured, theirs: Measured) -> Difference:

@@ -41,8 +41,6 @@ def test_the_table_of_worst_clients_has_estimates_with_intervals(write_run):
         "estimate",
         "gap, measured",
         "estimate",
-        "loss, worst 10 %",
-        "loss, worst",
     )
     (row,) = section.rows
     statistics = of_clients(read_run(run).clients, 0)
@@ -53,14 +51,12 @@ def test_the_table_of_worst_clients_has_estimates_with_intervals(write_run):
     bounds = f"{100 * worst.low:.1f}\N{EN DASH}{100 * worst.high:.1f}"
     assert row[4] == f"{100 * worst.estimate:.1f}\n{bounds}"
     assert worst.low < 0.5 < worst.estimate < worst.high
-    assert row[7:] == ("1.050", "1.100")
     page = write_report(run).read_text(encoding="utf-8")
     assert "Worst clients" in page
     assert bounds in page
     fifth = worst_section(rows_of([read_run(run)]), 0.25)
     assert fifth.header[1] == "worst 25 %, measured"
     assert fifth.rows[0][1] == f"{100 * (0.5 + 0.9 + 0.9) / 3:.1f}"
-    assert fifth.rows[0][7] == "1.000"
 
 
 def test_the_same_run_gives_the_same_intervals_and_seeds_their_means(write_run):

@@ -26,7 +26,6 @@ from fedapps.lab.contests.trials import (
     Trial,
     Trials,
     assembled,
-    in_process,
     portfolio,
 )
 from fedapps.lab.contests.verdict import leader, outcome, rate_of, verdict_text
@@ -36,7 +35,7 @@ from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
-from tests.fedapps.lab.contests.sites import write_sites
+from tests.fedapps.lab.contests.sites import in_process, write_sites
 from tests.helpers import run_inline
 from tests.pretended_device import pretended_cuda
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.natural import contests
-from fedapps.lab.contests.trials import in_process
 from fedapps.testing.truths import SIZES
-from tests.fedapps.lab.contests.sites import write_sites
+from tests.fedapps.lab.contests.sites import in_process, write_sites
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]
 GIVEN = {
