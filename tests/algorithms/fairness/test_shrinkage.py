@@ -57,6 +57,13 @@ def test_the_posterior_is_that_of_quadrature():
     assert found["mean"].estimate != pytest.approx(np.average(pooled, weights=weights), abs=0.005)
 
 
+def test_without_correlation_all_clients_have_one_rate():
+    right, samples = np.array([3, 9, 30]), np.array([10, 12, 33])
+    drawn = shrinkage.rates(right, samples, np.array([0.7, 0.7]), np.array([0.0, 0.3]), rng())
+    assert drawn[:, 0].tolist() == [0.7] * 3
+    assert len(set(drawn[:, 1])) == 3
+
+
 def simulated(true, n, repeats=200):
     """Measured and true statistics of clients with these accuracies, ``repeats``
     times.
