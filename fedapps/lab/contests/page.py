@@ -217,6 +217,7 @@ def write_verdict(contest: Contest) -> tuple[Outcome, str]:
     """Write verdict.html and the winner's settings; return the result and its text."""
     result = outcome(contest)
     text, out, state = verdict_text(contest, result), contest.trials.out, contest.state
+    shared = {k: v for k, v in state.given.items() if k != "method"} | {"num-rounds": state.rounds}
     write_text(out / WINNER, to_toml(winners_settings(contest, result)))
     tried = [
         (f"fold {number + 1}, {method}", ", ".join(f"{r}: {s:.4g}" for r, s in rates.items()))
@@ -232,7 +233,7 @@ def write_verdict(contest: Contest) -> tuple[Outcome, str]:
         html.heading("Use it"),
         html.pairs(commands(contest, result)),
         html.heading("Details"),
-        html.collapsible("Settings of all runs", "", html.pairs(sorted(state.given.items()))),
+        html.collapsible("Settings of all runs", "", html.pairs(sorted(shared.items()))),
         html.collapsible("Rates tried, with their held-out scores", "", html.pairs(tried)),
     ]
     write_text(out / "verdict.html", html.page("Which method?", body))

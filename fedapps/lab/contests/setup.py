@@ -156,7 +156,7 @@ def start(
             "delete that folder"
         )
     else:
-        state.budget = budget
+        state.budget, state.price, state.delta = budget, price, delta or state.delta
         say(f"going on after {seconds_text(state.elapsed)} in {out}")
     folds = 0 if state.same_rows else state.folds
     contest = Contest(state, Trials(given, out, state.rounds, folds, execute), say, jobs)

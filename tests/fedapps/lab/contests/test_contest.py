@@ -467,6 +467,10 @@ def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
     again = start(given, out, in_process, methods=())
     again.run()  # nothing is left to do
     assert again.state.ended == one.state.ended
+    dear = start(given, out, in_process, methods=(), delta=0.5, price=9.0)
+    dear.run()
+    assert (dear.state.delta, dear.state.price) == (0.5, 9.0)
+    assert outcome(dear).kind == "alone"
     with pytest.raises(UserError, match="holds a contest with other settings"):
         start({**given, "seed": 1}, out, in_process, methods=("fedavg",))
 
