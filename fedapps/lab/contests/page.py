@@ -166,12 +166,10 @@ def gains_figure(contest: Contest, result: Outcome) -> Figure:
     figure, (axes,) = panels(1, 1, (6.8, (ROW * (bottom[1] + 0.8) + 120) / 72))
     theme = axes.theme
     title(axes, f"Gain over training alone, {metric_name(state.measure)}")
-    said: set[str] = set()
 
     def line(y: float, low: float, high: float, colour: Colour, width: float, label: str) -> None:
-        shown = "" if label in said else label
+        shown = "" if label in dict(axes.legend) else label
         axes.line([unit * low, unit * high], [y, y], colour, width, label=shown, readable=False)
-        said.add(label)
 
     for y, one in enumerate(gains.values()):
         here, like = one.here, one.like

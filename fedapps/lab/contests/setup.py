@@ -148,7 +148,6 @@ def start(
     asked = {"given": dict(given), "methods": list(methods)}
     state = load_state(out)
     if state is None:
-        out.mkdir(parents=True, exist_ok=True)
         state = begun(asked, out, execute, budget, jobs, delta, price, say)
     elif state.asked != asked:
         raise UserError(
@@ -179,6 +178,7 @@ def begun(
     """
     began, given = time.monotonic(), asked["given"]
     known, left_out, settings, task = portfolio(given, asked["methods"])
+    out.mkdir(parents=True, exist_ok=True)
     full, total = without_reserved(settings), settings.num_clients
     if total < 2:
         raise UserError("one client: a contest compares clients that could train together")

@@ -141,7 +141,7 @@ def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> flo
         labels = [fold[k][:, 0] for fold in folds if k in fold]
         rows = []
         for f, own in enumerate(labels):
-            answer = guess(np.concatenate([*labels[:f], *labels[f + 1 :]] or [own]).tolist())
+            answer = guess(sorted(np.concatenate([*labels[:f], *labels[f + 1 :]] or [own])))
             rows.append(np.stack([own, own == answer, (own - answer) ** 2], 1))
         values.append(measured(rows, measure)[0])
     return fmean(values)
