@@ -141,11 +141,14 @@ class Fleet:
         arrival = began + seconds * share if broken else whole
         return Training(arrival, broken, whole=whole, steps=steps * factor)
 
-    def available(self, client: Client, now: float) -> bool:
-        """Return whether a client can be asked at ``now``: in a part of each day that
-        begins at an hour of its own.
+    def available(self, client: Client, number: int, now: float) -> bool:
+        """Return whether a client can be asked in round ``number``, at ``now``: in a
+        part of each day that begins at an hour of its own; of a run that is repeated,
+        as it was there. Raises ``ValueError`` after that run's last round.
         """
         options = self.options
+        if self.measured:
+            return self.measured.available(str(self.name(client)), number)
         if options.available >= 1:
             return True
         start = float(generator(self.seed, "hour", client).random())
@@ -160,11 +163,16 @@ class Measured:
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         self._arrivals: dict[tuple[str, int], Training] = {}
         self._seconds: dict[str, list[float]] = {}
+        self._there: set[tuple[str, int]] = set()
+        self._rounds = 0
         try:
             for row in rows:
                 if "arrived" in row:
                     arrival = float(row["arrived"] or "inf")
                     key = row["client"], int(row["round"])
+                    ended = int(row["ended"])
+                    self._rounds = max(self._rounds, ended)
+                    self._there |= {(key[0], n) for n in range(key[1], ended + 1)}
                     self._arrivals[key] = Training(
                         arrival,
                         row["fate"] == "failed",
@@ -180,6 +188,17 @@ class Measured:
             raise ValueError(f"a row is not complete: {dict(row)}") from None
         if not (self._arrivals or self._seconds) or not least >= 0:
             raise ValueError("it has no rows, or negative seconds")
+
+    def available(self, client: str, number: int) -> bool:
+        """Return whether a client trained in a round of the run that is repeated: a site
+        may have been gone. Raises ``ValueError`` after that run's last round.
+        """
+        if self._arrivals and number > self._rounds:
+            raise ValueError(
+                f"time.file: that run ended with round {self._rounds}: a run is repeated with its "
+                "own settings"
+            )
+        return not self._arrivals or (client, number) in self._there
 
     def training(self, client: str, number: int, began: float, seed: int) -> Training:
         """Return when a training ends: as it was in that round, or after some measured

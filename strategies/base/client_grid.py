@@ -137,7 +137,7 @@ class ClientGrid(NamedGrid):
         timing = self.timing if purpose == "sampling" else None
         if num_clients >= len(nodes) and not timing:
             return nodes
-        fits = timing.can_be_asked() if timing else lambda client: True
+        fits = timing.can_be_asked(server_round) if timing else lambda client: True
         number = num_clients
         while True:  # a draw of more, if too few of these can be asked
             chosen = generator(self.seed, purpose, server_round=server_round).choice(

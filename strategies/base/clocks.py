@@ -144,9 +144,9 @@ class VirtualClock:
         """Return infinity: simulated clients are waited for."""
         return math.inf
 
-    def available(self, client: ClientId) -> bool:
-        """Return whether a client can be asked now."""
-        return self.fleet.available(client, self.now)
+    def available(self, client: ClientId, number: int) -> bool:
+        """Return whether a client can be asked now, in round ``number``."""
+        return self.fleet.available(client, number, self.now)
 
 
 class RealClock:
@@ -241,7 +241,7 @@ class RealClock:
         """Return the seconds that a reply is waited for."""
         return timeout or math.inf
 
-    def available(self, client: ClientId) -> bool:
+    def available(self, client: ClientId, number: int) -> bool:
         """Return true: who is connected can be asked."""
         return True
 

@@ -150,10 +150,12 @@ class Timing:
             return max(num_clients - len(self.clock.flights), 0)
         return math.ceil(num_clients * (1 + self.pace.over_select) - 1e-9)
 
-    def can_be_asked(self) -> Callable[[ClientId], bool]:
-        """Return which clients are there and, in asynchronous rounds, idle now."""
+    def can_be_asked(self, number: int) -> Callable[[ClientId], bool]:
+        """Return which clients are there in round ``number`` and, in asynchronous
+        rounds, idle now.
+        """
         busy = self.under_way if self.buffer else set()
-        return lambda client: client not in busy and self.clock.available(client)
+        return lambda client: client not in busy and self.clock.available(client, number)
 
     def exchange(
         self,

@@ -45,7 +45,7 @@ def test_jitter_and_dropout_are_drawn_for_each_training():
 
 def test_a_client_is_there_in_its_own_part_of_the_day():
     office = fleet(speed="equal", available=0.25, day=100.0)
-    hours = np.array([[office.available(k, t) for t in range(200)] for k in range(60)])
+    hours = np.array([[office.available(k, 1, t) for t in range(200)] for k in range(60)])
     assert (hours.sum(1) == 50).all()
     assert (hours[:, :100] == hours[:, 100:]).all()
     assert len({tuple(row) for row in hours}) > 40
@@ -58,14 +58,17 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
     assert set(took) == {3.0, 9.0}
     refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b")
     rows = [
-        {"client": "a", "round": "2", "asked": "4.5", "arrived": "7.25", "fate": "used"},
-        {"client": "a", "round": "3", "asked": "8", "arrived": "", "fate": "open"},
+        {"client": "a", "round": "2", "asked": "4.5", "arrived": "7.25", "fate": "used", "ended": "2"},
+        {"client": "a", "round": "3", "asked": "8", "arrived": "", "fate": "open", "ended": "4"},
     ]
     run = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
     training = run.training("a", 2, 1.0, 5, 5)
     assert (training.asked, training.arrival, training.broken) == (4.5, 7.25, False)
     assert run.training("a", 3, 1.0, 5, 5).arrival == math.inf
     refused(lambda: run.training("a", 9, 1.0, 5, 5), "not asked in round 9")
+    there = [[run.available(client, number, 1.0) for number in range(1, 5)] for client in "ab"]
+    assert there == [[False, True, True, True], [False] * 4]
+    refused(lambda: run.available("a", 5, 1.0), "that run ended with round 4")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ settings that contradict each other are refused.
 
 import pytest
 
+from fedapps.algorithms.common.fleet import Fleet
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.records.time_log import seconds_by_client
@@ -107,6 +108,24 @@ def test_its_own_times_repeat_a_run(tmp_path, job):
     file = str(tmp_path / "first" / "time.csv")
     run_inline(tmp_path / "again", **given, **{"time.speed": "file", "time.file": file})
     same(tmp_path / "first", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"rounds.over-select": 0.4, "rounds.late": "keep", "method": "fedavg"}]
+)
+def test_a_run_is_repeated_in_which_a_site_was_gone(tmp_path, extra, monkeypatch, capsys):
+    job = {**JOB, "clients-per-round": 6, **extra}
+    with monkeypatch.context() as patch:
+        gone = range(3, 9)
+        patch.setattr(Fleet, "available", lambda s, client, n, now: client or n not in gone)
+        run_inline(tmp_path / "first", **job)
+    given = {k: v for k, v in job.items() if not k.startswith("time.")}
+    given |= {"time.speed": "file", "time.file": str(tmp_path / "first" / "time.csv")}
+    run_inline(tmp_path / "again", **given)
+    same(tmp_path / "first", tmp_path / "again")
+    with pytest.raises(AssertionError):
+        run_inline(tmp_path / "more", **{**given, "num-rounds": 13})
+    assert "ended with round 12" in capsys.readouterr().err
 
 
 def test_a_file_of_times_is_found_from_other_folders(tmp_path, monkeypatch):
