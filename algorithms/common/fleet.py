@@ -190,8 +190,8 @@ class Measured:
             raise ValueError("it has no rows, or negative seconds")
 
     def available(self, client: str, number: int) -> bool:
-        """Return whether a client trained in a round of the run that is repeated: a site
-        may have been gone. Raises ``ValueError`` after that run's last round.
+        """Return whether a client trained in a round of the run that is repeated, and
+        was not gone. Raises ``ValueError`` after that run's last round.
         """
         if self._arrivals and number > self._rounds:
             raise ValueError(

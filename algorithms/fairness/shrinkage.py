@@ -85,9 +85,13 @@ def uncertainty(
 
     Raises ``ValueError`` unless 0 <= right <= samples and samples > 0.
     """
-    if right.ndim != 1 or not len(right) or right.shape != samples.shape:
-        raise ValueError(f"need two numbers per client, got {right.shape} and {samples.shape}")
-    if (samples < 1).any() or (right < 0).any() or (right > samples).any():
+    if (
+        not len(right)
+        or right.shape != samples.shape
+        or (samples < 1).any()
+        or (right < 0).any()
+        or (right > samples).any()
+    ):
         raise ValueError("every client needs a test sample, and right ones from 0 to all of them")
     draws = draws or min(DRAWS, max(DRAWS // 10, NUMBERS // len(right)))
     means, rhos = spread(right, samples, rng, draws)

@@ -89,12 +89,16 @@ def numbers_of(texts: Collection[str], commas: bool = False) -> tuple[dict[str, 
     return values, ", ".join(filter(None, said))
 
 
+class OddCellsError(UserError):
+    """A column may or may not be one of numbers."""
+
+
 def as_numbers(
     column: Column, name: str, source: Source, commas: bool
 ) -> tuple[NDArray[np.float64], str] | None:
     """Return a column of text as numbers, NaN where one is missing, and how they were
-    read; None if it is no column of numbers. Raises ``UserError`` if most but not all
-    cells are numbers, or it is doubtful which.
+    read; None if it is no column of numbers. Raises ``OddCellsError`` if most but not
+    all cells are numbers, or it is doubtful which.
     """
     values, codes = coded(column)
     texts = [value.strip() for value in values]
@@ -114,7 +118,7 @@ def as_numbers(
     elif odd:
         strange = [place for place, text in enumerate(texts) if text in odd]
         row = int(np.isin(codes, strange).argmax()) + source.first_row
-        raise UserError(
+        raise OddCellsError(
             f"column {name!r}: {total - plain} of {len(codes)} rows hold text where the others "
             f"hold numbers (first: row {row} of {source}): {remedy}"
         )
@@ -122,7 +126,7 @@ def as_numbers(
         try:
             found, how = numbers_of(counts, commas)
         except DoubtfulError as error:
-            raise UserError(
+            raise OddCellsError(
                 f"column {name!r} of {source}: it is doubtful which numbers it holds: {error}: "
                 f"{remedy}"
             ) from None

@@ -12,7 +12,6 @@ from fedapps.formats import (
     counts_in_points,
     metric_name,
     metric_text,
-    one_line,
     seconds_text,
 )
 from fedapps.lab.charts import html
@@ -76,7 +75,7 @@ def ranking(contest: Contest, result: Outcome) -> Section:
         "them. These sites: intervals for the same clients with other rows, which the verdict "
         "uses. Sites like these: for other clients, too, and never narrower. "
         f"{CHOICE.capitalize()}: what each fold chose. Trivial: always the most frequent class, or "
-        "the mean, of a client's other folds."
+        "the mean, in the other folds of the client or of all, whichever is better."
     )
     return Section("Gains", note, header, tuple(rows))
 
@@ -142,9 +141,7 @@ def choices(contest: Contest) -> Section:
         best = sorted(one["gains"].items(), key=lambda pair: -pair[1])[:3]
         text = ", ".join(f"{name} {size(state.measure, value)}" for name, value in best)
         rows.append((str(number + 1), one["choice"], str(len(one["methods"])), text))
-    for reason in dict.fromkeys(state.left_out.values()):
-        names = [name for name, why in state.left_out.items() if why == reason]
-        rows.append(("-", "-", "-", one_line(f"left out: {', '.join(names)}: {reason}", 110)))
+    rows += [("-", "-", "-", f"left out: {text}") for text in state.why_left_out()]
     note = (
         "Gains over training alone at its best rate, on held-out samples: the largest of many, so "
         "they are too large. The gains above are of rows that no choice has seen."
@@ -203,12 +200,10 @@ def winners_settings(contest: Contest, result: Outcome) -> dict[str, Any]:
 
 def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
     """Return the commands that use the winner's settings."""
-    file = contest.trials.out / WINNER
-    lines = [("repeat it here", f"fedapps run {file} --engine inline")]
-    if result.method not in UNFEDERATED:
-        deploy = f"fedapps run {file} --engine deployment --deployment DIR"
-        lines.append(("run it on sites (docs/deployment.md)", deploy))
-    return lines
+    run = f"fedapps run {contest.trials.out / WINNER} --engine"
+    sites = "run it on sites (docs/deployment.md)", f"{run} deployment --deployment DIR"
+    federated = result.method not in UNFEDERATED
+    return [("repeat it here", f"{run} inline"), *[sites] * federated]
 
 
 def write_verdict(contest: Contest) -> tuple[Outcome, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapps.data.written_numbers import OddCellsError
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.contest import Contest
@@ -65,6 +66,9 @@ def run_contest(
     """Run or continue the contest in ``out``; write and return its verdict. ``way``:
     how many runs go at a time.
     """
+    for key, gain in (("delta", delta), ("price", price)):
+        if not 0 <= gain < np.inf:
+            raise UserError(f"{key} = {gain!r}: is a gain: give a number from 0")
     out = out.expanduser().absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out), each_once():  # a note on the data holds for all runs
@@ -98,6 +102,11 @@ def base_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in (*RESERVED, scored):
         if key in given:
             raise UserError(f"{key}: a contest chooses it: leave it out")
+    if given.get("data.natural-id") == given.get("data.label", ""):
+        raise UserError(
+            f"data.natural-id = {given['data.natural-id']!r}: is the label, too, so every client "
+            "would have one answer: name the column of clients"
+        )
     if given.get("data.split-seed", "0") == "seed":
         raise UserError(
             "data.split-seed = 'seed': the folds of a contest must share their rows: choose a "
@@ -115,6 +124,8 @@ def task_of(given: Mapping[str, Any]) -> str:
             task: Any = build_task(with_defaults({**given, "task": name, "method": LOCAL}))
             if not task.is_table:
                 break
+        except OddCellsError as error:
+            raise UserError(f"{error} (classes: task = 'tabular')") from None
         except UserError:
             continue
         if name == "tabular":
@@ -148,15 +159,15 @@ def start(
     asked = {"given": dict(given), "methods": list(methods)}
     state = load_state(out)
     if state is None:
-        state = begun(asked, out, execute, budget, jobs, delta, price, say)
+        state = begun(asked, out, execute, budget, jobs, say)
     elif state.asked != asked:
         raise UserError(
             f"{out} holds a contest with other settings or methods: choose another --out, or "
             "delete that folder"
         )
     else:
-        state.budget, state.price, state.delta = budget, price, delta or state.delta
         say(f"going on after {seconds_text(state.elapsed)} in {out}")
+    state.budget, state.price, state.delta = budget, price, delta or state.usual
     folds = 0 if state.same_rows else state.folds
     contest = Contest(state, Trials(given, out, state.rounds, folds, execute), say, jobs)
     contest.save()
@@ -169,8 +180,6 @@ def begun(
     execute: Execute,
     budget: float,
     jobs: int,
-    delta: float,
-    price: float,
     say: Callable[[str], None],
 ) -> State:
     """Return the state of a new contest: who takes part, what is measured, and what the
@@ -182,16 +191,15 @@ def begun(
     full, total = without_reserved(settings), settings.num_clients
     if total < 2:
         raise UserError("one client: a contest compares clients that could train together")
-    for name, reason in left_out.items():
-        say(f"{name} is left out: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
-    measure, why, usual = measure_of(task, total)
     same_rows = not isinstance(task, DealtSamples) or task.own_test(total)
     state = State(asked, full, most, budget, known, FOLDS, same_rows, left_out)
-    state.measure, state.why, state.delta, state.price = measure, why, delta or usual, price
-    say(f"measure: {measure}, {why}")
+    state.measure, state.why, state.usual = measure_of(task, total)
+    for line in state.why_left_out():
+        say(f"left out: {line}")
+    say(f"measure: {state.measure}, {state.why}")
     if budget:
         measure_costs(state, given, out / "pilot", execute, jobs)
         state.elapsed = time.monotonic() - began

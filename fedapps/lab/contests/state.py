@@ -1,14 +1,21 @@
 """What a contest has decided so far, and the file that keeps it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
+from fedapps.formats import one_line
 from fedapps.records.files import write_text
 
 FILE = "contest.json"
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return what is left out for each reason."""
+    return {why: [k for k, w in reasons.items() if w == why] for why in reasons.values()}
 
 
 @dataclass
@@ -27,9 +34,10 @@ class State:
     same_rows: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     elapsed: float = 0.0
-    #: The leading measure, why it is that, and the gain that counts.
+    #: The leading measure, why it is that, the gains that usually count and that count.
     measure: str = ""
     why: str = ""
+    usual: float = 0.01
     delta: float = 0.01
     price: float = 0.0
     #: Of each fold that has ended: the methods that took part, the rates tried with
@@ -45,6 +53,11 @@ class State:
     tree_rounds: int = 0
     start_seconds: float = 0.0
     errors: dict[str, str] = field(default_factory=dict)
+
+    def why_left_out(self) -> list[str]:
+        """Return a line for each reason, with the methods that are left out for it."""
+        by = by_reason(self.left_out).items()
+        return [one_line(f"{', '.join(names)}: {why}", 110) for why, names in by]
 
     def write(self, out: Path) -> None:
         """Write it into the contest's folder."""

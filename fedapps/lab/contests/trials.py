@@ -164,15 +164,12 @@ class Trials:
 
     def run(self, trials: Iterable[Trial]) -> None:
         """Execute the trials that are missing; what failed is in ``errors``."""
-        planned: dict[Path, Trial] = {}
-        runs = []
-        for trial in self.missing(trials):
-            config = {**self.full(trial.who.method), **self.config(trial)}
-            if trial.until < self.rounds:
-                config["until"] = trial.until
-            run = PlannedRun(config, self.out / "cells" / trial.folder)
-            planned[run.folder] = trial
-            runs.append(run)
+        planned = {self.out / "cells" / trial.folder: trial for trial in self.missing(trials)}
+        pauses = [{"until": t.until} if t.until < self.rounds else {} for t in planned.values()]
+        runs = [
+            PlannedRun({**self.full(t.who.method), **self.config(t), **pause}, folder)
+            for (folder, t), pause in zip(planned.items(), pauses, strict=True)
+        ]
         for ended in self.execute(runs) if runs else ():
             trial = planned[ended.run.folder]
             if ended.error == DIED:  # no fault of the method

@@ -14,6 +14,7 @@ E max(g - c, 0), of a normal law with the interval. Their difference is c - g, s
 sign says whose is smaller.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high, mode
@@ -34,6 +35,7 @@ from fedapps.lab.contests.rows import (
     measured,
     score_of,
 )
+from fedapps.lab.contests.state import by_reason
 from fedapps.lab.contests.trials import TREES_ALONE, UNFEDERATED
 
 USE, ALONE, EITHER = "use", "alone", "either"
@@ -130,29 +132,36 @@ def rate_of(contest: Contest, method: str) -> float:
 
 
 def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
-    """Return the mean measure of a predictor that knows a client's other folds' labels
-    only: it always answers the most frequent class, or the mean.
+    """Return the mean measure of a predictor that knows labels of other folds only: it
+    always answers the most frequent class, or the mean, of the client or of all
+    clients, whichever is better.
     """
     if measure in RANKED:
         return 0.5
     guess = fmean if measure in ERRORS else mode
-    values = []
-    for k in clients:
-        labels = [fold[k][:, 0] for fold in folds if k in fold]
-        rows = []
-        for f, own in enumerate(labels):
-            answer = guess(sorted(np.concatenate([*labels[:f], *labels[f + 1 :]] or [own])))
-            rows.append(np.stack([own, own == answer, (own - answer) ** 2], 1))
-        values.append(measured(rows, measure)[0])
-    return fmean(values)
+
+    def answers(of: Sequence[str]) -> list[float]:
+        none = np.empty(0)
+        labels = [
+            np.concatenate([none, *(fold[k][:, 0] for k in of if k in fold)]) for fold in folds
+        ]
+        rest = [np.sort(np.concatenate(labels[:f] + labels[f + 1 :])) for f in range(len(folds))]
+        return [guess(other if len(other) else labels[f]) for f, other in enumerate(rest)]
+
+    def score(k: str, answer: Sequence[float]) -> float:
+        own = [(fold[k][:, 0], one) for fold, one in zip(folds, answer, strict=True) if k in fold]
+        return measured([np.stack([y, y == a, (y - a) ** 2], 1) for y, a in own], measure)[0]
+
+    pooled = answers(clients)
+    return max(
+        fmean(score(k, pooled) for k in clients), fmean(score(k, answers([k])) for k in clients)
+    )
 
 
 def named(missing: Mapping[str, str]) -> str:
     """Return clients by reason, the first ones of each."""
-    by_reason = {
-        why: [k for k, other in missing.items() if other == why] for why in missing.values()
-    }
-    return "; ".join(f"{few(names, FEW)} ({why})" for why, names in by_reason.items())
+    by = by_reason(missing).items()
+    return "; ".join(f"{few(names, FEW)} ({why})" for why, names in by)
 
 
 def verdict_text(contest: Contest, result: Outcome) -> str:
@@ -164,7 +173,9 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     chosen = [one["choice"] for one in state.ended]
     many = len(set(chosen)) > 1  # the gain is that of what each fold chose
     trivial = result.scores.get("trivial", -np.inf)
-    useless = max(v for one, v in result.scores.items() if one != "trivial") < trivial
+    whole = int(state.given.get("num-rounds", state.rounds))
+    short = state.rounds < whole // 2
+    useless = bool(max(v for one, v in result.scores.items() if one != "trivial") < trivial)
     if result.kind == USE:
         worth = ours.here.low > state.price + delta
         text = (
@@ -195,24 +206,24 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
         )
         reach = (ours.here.high - ours.here.low) / 2
         times = (reach / abs(ours.mean)) ** 2 if ours.mean else MOST_TIMES + 1
-        if times <= MOST_TIMES and not useless:
+        if times <= MOST_TIMES and not useless and not short:
             text += f" About {int(np.ceil(times))} times the rows would tell."
-    if state.price:
-        text += f" Federation has a price of {size(m, state.price)}."
-    if many:
-        often = {c: chosen.count(c) for c in sorted(set(chosen), key=lambda c: -chosen.count(c))}
-        text += f" The folds chose {', '.join(f'{c} {n} times' for c, n in often.items())}."
-    text += f" Other sites like these: {between(m, ours.like.low, ours.like.high)}."
-    if useless:
-        text = (
-            "Nothing that was tried is better than the trivial predictor, which always answers "
-            f"the same ({name} {metric_text(m, abs(trivial))}). {text}"
-        )
+    often = Counter(chosen).most_common()
     folds = f"{len(chosen)} of {state.folds} {'seeds' if state.same_rows else 'folds'}"
-    text += f" {folds}, {len(ours.clients)} clients; {name}, {state.why}."
-    if result.missing:
-        text += f" In no mean: {named(result.missing)}."
-    return text
+    folds += ", then the time was over" * (len(chosen) < state.folds)
+    sentences = [
+        "Nothing that was tried is better than the trivial predictor, which always answers the "
+        f"same ({name} {metric_text(m, abs(trivial))})." * useless,
+        text,
+        f"Federation has a price of {size(m, state.price)}." * (state.price > 0),
+        f"Chosen by folds: {', '.join(f'{method} ({n})' for method, n in often)}." * many,
+        f"Other sites like these: {between(m, ours.like.low, ours.like.high)}.",
+        f"{folds}, {len(ours.clients)} clients; {name}, {state.why}.",
+        f"The budget left {state.rounds} of {whole} rounds: with a larger one another method may "
+        "lead." * short,
+        f"In no mean: {named(result.missing)}." * bool(result.missing),
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def size(measure: str, value: float) -> str:

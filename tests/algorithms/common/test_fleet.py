@@ -58,7 +58,14 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
     assert set(took) == {3.0, 9.0}
     refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b")
     rows = [
-        {"client": "a", "round": "2", "asked": "4.5", "arrived": "7.25", "fate": "used", "ended": "2"},
+        {
+            "client": "a",
+            "round": "2",
+            "asked": "4.5",
+            "arrived": "7.25",
+            "fate": "used",
+            "ended": "2",
+        },
         {"client": "a", "round": "3", "asked": "8", "arrived": "", "fate": "open", "ended": "4"},
     ]
     run = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))

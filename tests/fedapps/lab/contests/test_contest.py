@@ -267,7 +267,7 @@ def test_folds_that_choose_differently_are_told(tmp_path):
     assert set(found.gains) == {CHOICE, "finetune", "fedavg"}
     assert found.gains[CHOICE].mean == pytest.approx(0.6 * 0.1 + 0.4 * 0.02, abs=0.003)
     text = verdict_text(one, found)
-    assert "The folds chose ditto 3 times, apfl 2 times." in text
+    assert "Chosen by folds: ditto (3), apfl (2)." in text
     assert "At these sites the choice gains" in text  # the number is of both methods
     assert rate_of(one, "ditto") == 1.0
 
@@ -281,6 +281,46 @@ def test_below_the_trivial_predictor_is_said_first(tmp_path):
     text = verdict_text(one, found)
     assert text.startswith("Nothing that was tried is better than the trivial")
     assert "times the rows" not in text
+
+
+@pytest.mark.parametrize("apart", [0.0, 3.0])
+def test_the_trivial_predictor_may_know_all_clients_or_one(tmp_path, apart):
+    """Labels of noise: the mean of all clients is nearer than that of one, unless the
+    clients' differ.
+    """
+    labels = [
+        apart * np.arange(8)[:, None] + generator(f, "y").normal(size=(8, 3)) for f in "abcde"
+    ]
+    means = np.mean(labels, axis=(1, 2)), np.mean(labels, axis=2)
+
+    def noise(trial, rows):
+        others = [f for f in range(5) if f != trial.fold]
+        y, found = labels[trial.fold], {}
+        for k, client in enumerate(rows):
+            of_all, of_one = (m[others].mean(0) for m in (means[0], means[1][:, k]))
+            best = of_one if apart or trial.who.method == "local" else of_all
+            error = (y[k] - best) ** 2 + 0.001  # a bit worse than the mean that it knows
+            found[client] = np.column_stack([y[k], error < 1, error])
+        return found
+
+    one = contest(tmp_path, changed=noise)
+    one.state.measure = "rmse"
+    one.run()
+    found = outcome(one)
+    best = max(score for name, score in found.scores.items() if name != "trivial")
+    assert best < found.scores["trivial"] < best + 0.001
+    assert verdict_text(one, found).startswith("Nothing that was tried is better")
+
+
+@pytest.mark.parametrize(("whole", "told"), [(16, False), (32, False), (40, True)])
+def test_rounds_that_a_budget_cuts_are_told(tmp_path, whole, told):
+    one, found = ended(tmp_path, ditto=0.708, fedavg=0.65, finetune=0.67, apfl=0.5)
+    one.state.given["num-rounds"] = whole
+    one.state.delta = 0.0
+    found = replace(found, kind="either")
+    text = verdict_text(one, found)
+    assert ("The budget left 16 of 40 rounds" in text) is told
+    assert ("times the rows would tell" in text) is not told
 
 
 def test_the_picture_shows_estimates_of_clients_gains(tmp_path):
@@ -369,7 +409,7 @@ def test_a_budget_is_kept_by_fewer_folds(tmp_path):
     fold = whole.state.ended[0]["seconds"]
     one, found = ended(tmp_path / "b", budget=3.5 * fold)
     assert len(one.state.ended) == 3
-    assert "3 of 5 folds" in verdict_text(one, found)
+    assert "3 of 5 folds, then the time was over, 8 clients" in verdict_text(one, found)
     assert one.elapsed() <= 3.5 * fold
     late, _ = ended(tmp_path / "c", budget=1.2 * fold)  # the machine was slower than thought
     assert [len(x["methods"]) for x in late.state.ended] == [6, 3]
@@ -471,6 +511,8 @@ def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
     dear.run()
     assert (dear.state.delta, dear.state.price) == (0.5, 9.0)
     assert outcome(dear).kind == "alone"
+    cheap = start(given, out, in_process, methods=())
+    assert (cheap.state.delta, cheap.state.price) == (one.state.delta, 0.0)
     with pytest.raises(UserError, match="holds a contest with other settings"):
         start({**given, "seed": 1}, out, in_process, methods=("fedavg",))
 
@@ -485,6 +527,7 @@ def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
         ({"num-clients": 1, "clients-per-round": 0}, (), "one client"),
         ({"data.folds": 3}, (), "a contest chooses it"),
         ({"num-new-clients": 1}, (), "a contest chooses it"),
+        ({"data.natural-id": "y", "data.label": "y"}, (), "is the label, too"),
         ({}, ("dito",), "did you mean 'ditto'"),
         # what no contestant uses
         ({"dp.max-epsilon": 3, "num-clients": 3}, ("fedavg",), "dp.max-epsilon = 3"),
@@ -582,6 +625,10 @@ def test_a_file_of_columns_is_a_table_and_its_label_decides(tmp_path):
     ):
         assert base_of({**base, "data.label": label})["task"] == task
     assert base_of({**base, "data.label": "few", "task": "regression"})["task"] == "regression"
+    (tmp_path / "table.csv").write_text("\n".join(["site,x,word,many,few", *rows, "1,5x,no,1,1"]))
+    odd = r"'x': 1 of 91 rows hold text where.*first: row 92 .*task = 'tabular'"
+    with pytest.raises(UserError, match=odd):
+        base_of({**base, "data.label": "x"})
     assert base_of({"data.source": "digits"})["task"] == "classification"
 
 
@@ -621,6 +668,13 @@ def test_contestants_are_named_by_method_and_rate():
 def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"-1: choose 1 or more"):
         run_contest({}, tmp_path, way=Way(jobs=-1))
+
+
+@pytest.mark.parametrize("gain", [{"delta": -0.1}, {"price": np.nan}, {"price": np.inf}])
+def test_a_gain_that_counts_is_a_number_from_0(tmp_path, gain):
+    with pytest.raises(UserError, match="give a number from 0"):
+        run_contest({}, tmp_path / "out", way=Way(jobs=1), **gain)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("device", "dealt"), [("cuda", (4, ["1", "3"])), ("cpu", (9, []))])
