@@ -225,9 +225,9 @@ def test_a_real_run_is_repeated_on_the_simulated_clock(options, pace):
     strategy = lambda: FedBuff(FedAvg(), options) if options else FedAvg()
     grid = grid_of(towards, 6, None, 4, Delayed, pace, RealClock(pause=0.01))
     flights = []
-    grid.timing.log = lambda ended, number: flights.extend(ended)
+    grid.timing.log = lambda ended, number: flights.extend((flight, number) for flight in ended)
     real, seen = run(strategy(), towards, grid, 6)
-    flights += grid.timing.clock.flights
+    flights += [(flight, 6) for flight in grid.timing.clock.flights]
     rows = [
         {
             "client": str(f.client),
@@ -235,8 +235,9 @@ def test_a_real_run_is_repeated_on_the_simulated_clock(options, pace):
             "asked": repr(f.began),
             "arrived": repr(f.arrived) if f.fate != "late" and f.arrived < 1e9 else "",
             "fate": f.fate,
+            "ended": str(ended),
         }
-        for f in flights
+        for f, ended in flights
     ]
     fleet = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
     again, repeated = run(strategy(), towards, grid_of(towards, 6, fleet, 4, pace=pace), 6)
@@ -326,7 +327,9 @@ def test_a_reply_that_is_polled_at_the_deadline_came_in_time():
 
 
 def test_a_repeated_run_has_its_own_begins_of_rounds():
-    rows = [{"client": "0", "round": "1", "asked": "50.0", "arrived": "52.0", "fate": "used"}]
+    rows = [
+        {"client": "0", "round": "1", "asked": "50", "arrived": "52", "fate": "used", "ended": "1"}
+    ]
     fleet = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
     _, seen = run(FedAvg(), echo, grid_of(echo, 1, fleet, pace=PaceOptions(deadline=10)), 1)
     assert seen[0][1].trained.clients == [0]
@@ -369,14 +372,14 @@ def test_a_client_that_is_not_there_is_not_asked_and_a_million_are_not_looked_at
     fleet = Fleet(FleetOptions(speed="log-normal", available=0.3, day=50.0))
     looked = []
     there = fleet.available
-    fleet.available = lambda client, now: looked.append(client) or there(client, now)
+    fleet.available = lambda client, *now: looked.append(client) or there(client, *now)
     grid = grid_of(towards, 1_000_000, fleet, 10)
     nobody_scores = FedAvg(fraction_evaluate=0)
     _, seen = run(FedBuff(nobody_scores, FedBuffOptions(5)), towards, grid, 8)
     assert all(len(now.trained.clients) == 5 for _, now in seen)
     assert len(looked) < 8 * 200
     for k in seen[0][1].trained.clients:
-        assert there(k, 0.0)
+        assert there(k, 1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,8 @@ def test_times_of_a_run_repeat_its_shares():
     seen, flights, w = run(clients, VirtualClock(fleet, work), **given)
     rows = [
         {"client": str(f.client), "round": str(f.number), "asked": repr(f.began), "fate": f.fate,
-         "arrived": repr(f.arrived), "share": repr(f.share) if f.fate == "used" else ""}
+         "arrived": repr(f.arrived), "share": repr(f.share) if f.fate == "used" else "",
+         "ended": str(f.number)}
         for f in flights
     ]  # fmt: skip
     assert len({f.share for f in flights}) > 4
