@@ -56,6 +56,10 @@ FAULTS = {
         n,
         m,
     ),
+    "array 'w' holds 2e+15 (limit 1e+15)": lambda a, n, m: ([a[0] * 0 - np.float32(2e15)], n, m),
+    "the metrics of the reply have 200002 bytes: at most max-metric-bytes = 200000": (
+        lambda a, n, m: (a, n, {"a1": [0.0] * 10_000, "a2": [0.0] * 10_000, "a3": [0.0] * 4997})
+    ),
     "metric 'loss' is 1e+300 (limit 1e+15)": lambda a, n, m: (a, n, {"loss": -1e300}),
     "num-examples' is 1e+18 (limit 1e+15)": lambda a, n, m: (a, 10**18, m),
     "array 'w' is of type complex64, but float32 was sent": lambda a, n, m: (
