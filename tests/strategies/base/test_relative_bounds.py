@@ -108,8 +108,8 @@ def test_a_model_beyond_all_scales_is_left_out(bound):
 
 
 def test_what_masks_is_no_length_of_the_model():
-    start = {"mask": np.full(2, -1e30, np.float32), "w": np.ones(4, np.float32)}
-    change = lambda size: lambda a: [a[0], a[1] + np.float32(size)]
+    start = {"w": np.ones(4, np.float32), "mask": np.full(2, -1e30, np.float32)}
+    change = lambda size: lambda a: [a[0] + np.float32(size), a[1]]
     _, (now,) = run(change(1), change(1), change(1e6), bound=None, start=start)
     (failure,) = now.failures
     assert "times that of the model (2)" in failure.reason
