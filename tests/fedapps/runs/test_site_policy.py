@@ -249,6 +249,12 @@ def test_only_the_frame_of_a_masked_reply_may_hold_any_text():
         assert "its reply holds 'json'" in policy.refuses_reply(RecordDict(other))
 
 
+@pytest.mark.parametrize("told", [{}, {"min-replies": "many"}, {"min-replies": 2}])
+def test_a_run_says_how_many_take_part_at_least(told):
+    assert "but min-clients = 3" in SitePolicy(min_clients=3).refuses_run(told)
+    assert SitePolicy(min_clients=2).refuses_run({"min-replies": 2}) == ""
+
+
 def test_what_a_policy_may_hold():
     with pytest.raises(UserError, match=r"no such file"):
         read_policy("/nowhere/policy.toml")
