@@ -202,8 +202,7 @@ def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
     """Return the commands that use the winner's settings."""
     run = f"fedapps run {contest.trials.out / WINNER} --engine"
     sites = "run it on sites (docs/deployment.md)", f"{run} deployment --deployment DIR"
-    federated = result.method not in UNFEDERATED
-    return [("repeat it here", f"{run} inline"), *[sites] * federated]
+    return [("repeat it here", f"{run} inline"), *[sites] * (result.method not in UNFEDERATED)]
 
 
 def write_verdict(contest: Contest) -> tuple[Outcome, str]:

@@ -27,6 +27,8 @@ ALONE_GRID = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
 GRID = (-0.5, 0.0, 0.5)
 STEP = 0.5
 FOLDS = 5
+#: Why a method takes no part.
+DEAR = "the budget is too small"
 MARGIN = 1.1
 
 

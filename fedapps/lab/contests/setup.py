@@ -5,6 +5,7 @@ who takes part, what is measured, what a round costs, what the budget allows.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.contest import Contest
 from fedapps.lab.contests.page import write_verdict
-from fedapps.lab.contests.plan import FOLDS, KEPT, planned
+from fedapps.lab.contests.plan import DEAR, FOLDS, KEPT, planned
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
     LOCAL,
@@ -68,7 +69,7 @@ def run_contest(
     """
     for key, gain in (("delta", delta), ("price", price)):
         if not 0 <= gain < np.inf:
-            raise UserError(f"{key} = {gain!r}: is a gain: give a number from 0")
+            raise UserError(f"{key} = {gain!r}: give a gain, or 0 for the usual one")
     out = out.expanduser().absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out), each_once():  # a note on the data holds for all runs
@@ -119,21 +120,23 @@ def task_of(given: Mapping[str, Any]) -> str:
     """Return the task of a data set: ``regression`` for a table whose label is a
     number, ``tabular`` for one with classes, else ``classification``.
     """
+    why = ""
     for name in ("regression", "tabular"):
         try:
             task: Any = build_task(with_defaults({**given, "task": name, "method": LOCAL}))
             if not task.is_table:
-                break
+                return "classification"
         except OddCellsError as error:
             raise UserError(f"{error} (classes: task = 'tabular')") from None
-        except UserError:
+        except UserError as error:
+            why = str(error)
             continue
         if name == "tabular":
             return name
         y = task.targets
         if (y != np.round(y)).any() or len(np.unique(y)) > MOST_CLASSES:
             return name
-    return "classification"
+    return "regression" if "label" in why else "tabular"  # whose error is not of the label
 
 
 def start(
@@ -166,7 +169,8 @@ def start(
             "delete that folder"
         )
     else:
-        say(f"going on after {seconds_text(state.elapsed)} in {out}")
+        new = ": it has ended; for another budget choose another --out" * state.done
+        say(f"going on after {seconds_text(state.elapsed)} in {out}{new}")
     state.budget, state.price, state.delta = budget, price, delta or state.usual
     folds = 0 if state.same_rows else state.folds
     contest = Contest(state, Trials(given, out, state.rounds, folds, execute), say, jobs)
@@ -205,7 +209,7 @@ def begun(
         state.elapsed = time.monotonic() - began
         state.methods, state.folds, state.rounds = planned(state, jobs, most)
         for name in set(known) - set(state.methods):
-            state.left_out[name] = "the budget is too small"
+            state.left_out[name] = DEAR
         say(
             f"{len(state.methods)} methods, {state.folds} folds, {state.rounds} rounds, {jobs} "
             f"runs at a time, in {seconds_text(budget)}"
@@ -225,10 +229,11 @@ def measure_of(task: Any, total: int) -> tuple[str, str, float]:
     labels = getattr(getattr(task, "samples", None), "labels", None)
     if labels is None:
         return "accuracy", "the share of right answers", 0.01
-    counts = np.bincount(np.concatenate([labels[rows] for rows in task.partition(total)]))
+    own = [labels[rows] for rows in task.partition(total)]
+    counts = np.bincount(np.concatenate(own))
     share = counts.max() / counts.sum()
     said = f"the largest class has {100 * share:.0f} % of the rows"
-    if (counts > 0).sum() == 2:
+    if (counts > 0).sum() == 2 and any(len(set(labels)) == 2 for labels in own):
         return "auroc", f"which {100 * share:.0f} % of one class cannot flatter", 0.01
     return ("macro-recall" if share > LARGEST else "accuracy"), f"since {said}", 0.01
 
@@ -239,6 +244,7 @@ def measure_costs(
     """Measure what a round of the methods that are kept and of trees costs, and what a
     run costs beside its rounds; others count as the dearest of them.
     """
+    rmtree(out, ignore_errors=True)  # of a contest that was refused
     pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
     pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))

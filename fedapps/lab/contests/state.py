@@ -56,13 +56,14 @@ class State:
 
     def why_left_out(self) -> list[str]:
         """Return a line for each reason, with the methods that are left out for it."""
-        by = by_reason(self.left_out).items()
-        return [one_line(f"{', '.join(names)}: {why}", 110) for why, names in by]
+        return [
+            one_line(f"{', '.join(names)}: {why}", 110)
+            for why, names in by_reason(self.left_out).items()
+        ]
 
     def write(self, out: Path) -> None:
         """Write it into the contest's folder."""
-        text = json.dumps(vars(self), indent=1, ensure_ascii=False)
-        write_text(out / FILE, text + "\n")
+        write_text(out / FILE, json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n")
 
 
 def load_state(out: Path) -> State | None:

@@ -24,6 +24,7 @@ import numpy as np
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, few, metric_name, metric_text
 from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
+from fedapps.lab.contests.plan import DEAR, FOLDS
 from fedapps.lab.contests.rows import (
     ERRORS,
     RANKED,
@@ -32,7 +33,6 @@ from fedapps.lab.contests.rows import (
     below,
     gain,
     in_all,
-    measured,
     score_of,
 )
 from fedapps.lab.contests.state import by_reason
@@ -52,7 +52,7 @@ class Outcome:
     the federated one that most folds chose. ``gains``: of the choice and of each method
     that was tested in all folds. ``scores``: their measures, of training alone and of
     the trivial predictor, means over clients. ``missing``: clients in no mean, with the
-    reason.
+    reason. ``useless``: nothing is surely better than the trivial predictor.
     """
 
     kind: str
@@ -61,13 +61,14 @@ class Outcome:
     gains: Mapping[str, Gain]
     scores: Mapping[str, float]
     missing: Mapping[str, str]
+    useless: bool = False
 
 
 def outcome(contest: Contest) -> Outcome:
     """Return the result of a contest whose folds have ended. Raises ``RunFailed`` if
     fewer than two clients have a score of all finalists.
     """
-    state, tested = contest.state, contest.tested()
+    state, tested = contest.state, dict[str, Sequence[Rows]](contest.tested())
     alone = tested[REFERENCE]
     everyone = sorted({k for folds in tested.values() for rows in folds for k in rows})
     missing = {}
@@ -76,7 +77,7 @@ def outcome(contest: Contest) -> Outcome:
         if lost:
             missing[k] = f"{', '.join(m for m in lost if m != CHOICE) or CHOICE} diverged"
         elif not np.isfinite(score_of(k, alone, state.measure)):
-            missing[k] = f"no {metric_name(state.measure)} of its rows"
+            missing[k] = f"no {metric_name(state.measure)}: its rows cannot be ranked"
     clients = [k for k in everyone if k not in missing]
     if len(clients) < 2:
         raise RunFailed(
@@ -88,16 +89,19 @@ def outcome(contest: Contest) -> Outcome:
         for m, folds in tested.items()
         if m not in (*UNFEDERATED, REFERENCE)
     }
+    useless = False
+    if not state.same_rows:
+        same = trivial(alone, clients, state.measure)
+        over = [gain(folds, same, clients, state.measure, False) for folds in tested.values()]
+        useless, tested["trivial"] = all(one.here.low <= 0 for one in over), same
     scores = {
         m: float(np.mean([score_of(k, folds, state.measure) for k in clients]))
         for m, folds in tested.items()
     }
-    if not state.same_rows:
-        scores["trivial"] = _trivial(alone, clients, state.measure)
     kind, better = decided(gains, state.delta, state.price)
     best = leader(contest)
     method = best if better else mode(one["alone"] for one in state.ended)
-    return Outcome(kind, method, best, gains, scores, missing)
+    return Outcome(kind, method, best, gains, scores, missing, useless)
 
 
 def decided(gains: Mapping[str, Gain], delta: float, price: float = 0.0) -> tuple[str, bool]:
@@ -131,37 +135,37 @@ def rate_of(contest: Contest, method: str) -> float:
     return float(median_high(rates[method] for rates in folds if method in rates))
 
 
-def _trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> float:
-    """Return the mean measure of a predictor that knows labels of other folds only: it
+def trivial(folds: Sequence[Rows], clients: Sequence[str], measure: str) -> Sequence[Rows]:
+    """Return the rows by fold of a predictor that knows labels of other folds only: it
     always answers the most frequent class, or the mean, of the client or of all
-    clients, whichever is better.
+    clients, whichever is better; where rows are ranked, the same of all.
     """
     if measure in RANKED:
-        return 0.5
+        return [{k: rows * [1, 1, 0] for k, rows in fold.items()} for fold in folds]
     guess = fmean if measure in ERRORS else mode
 
     def answers(of: Sequence[str]) -> list[float]:
-        none = np.empty(0)
         labels = [
-            np.concatenate([none, *(fold[k][:, 0] for k in of if k in fold)]) for fold in folds
+            np.concatenate([np.empty(0), *(fold[k][:, 0] for k in of if k in fold)])
+            for fold in folds
         ]
         rest = [np.sort(np.concatenate(labels[:f] + labels[f + 1 :])) for f in range(len(folds))]
         return [guess(other if len(other) else labels[f]) for f, other in enumerate(rest)]
 
-    def score(k: str, answer: Sequence[float]) -> float:
-        own = [(fold[k][:, 0], one) for fold, one in zip(folds, answer, strict=True) if k in fold]
-        return measured([np.stack([y, y == a, (y - a) ** 2], 1) for y, a in own], measure)[0]
+    def rows(said: Mapping[str, list[float]]) -> list[Rows]:
+        labels = [{k: fold[k][:, 0] for k in clients if k in fold} for fold in folds]
+        return [
+            {k: np.stack([y, y == said[k][f], (y - said[k][f]) ** 2], 1) for k, y in own.items()}
+            for f, own in enumerate(labels)
+        ]
 
-    pooled = answers(clients)
-    return max(
-        fmean(score(k, pooled) for k in clients), fmean(score(k, answers([k])) for k in clients)
-    )
+    both = rows(dict.fromkeys(clients, answers(clients))), rows({k: answers([k]) for k in clients})
+    return max(both, key=lambda found: sum(score_of(k, found, measure) for k in clients))
 
 
 def named(missing: Mapping[str, str]) -> str:
     """Return clients by reason, the first ones of each."""
-    by = by_reason(missing).items()
-    return "; ".join(f"{few(names, FEW)} ({why})" for why, names in by)
+    return "; ".join(f"{few(names, FEW)} ({why})" for why, names in by_reason(missing).items())
 
 
 def verdict_text(contest: Contest, result: Outcome) -> str:
@@ -172,10 +176,13 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
     bounds = f"{size(m, ours.mean)} of {name} ({between(m, ours.here.low, ours.here.high)})"
     chosen = [one["choice"] for one in state.ended]
     many = len(set(chosen)) > 1  # the gain is that of what each fold chose
-    trivial = result.scores.get("trivial", -np.inf)
     whole = int(state.given.get("num-rounds", state.rounds))
-    short = state.rounds < whole // 2
-    useless = bool(max(v for one, v in result.scores.items() if one != "trivial") < trivial)
+    few_rounds, dear = state.rounds < whole // 2, [*state.left_out.values()].count(DEAR)
+    cut = [
+        *[f"{state.rounds} of {whole} rounds"] * (state.rounds < whole),
+        *[f"{state.folds} of {FOLDS} folds"] * (state.folds < FOLDS),
+        *[f"{len(state.methods)} of {len(state.methods) + dear} methods"] * (dear > 0),
+    ]
     if result.kind == USE:
         worth = ours.here.low > state.price + delta
         text = (
@@ -189,38 +196,39 @@ def verdict_text(contest: Contest, result: Outcome) -> str:
         )
     elif result.kind == ALONE:
         best = max(result.gains, key=lambda one: result.gains[one].here.high)
-        bound, counts = size(m, result.gains[best].here.high), size(m, delta)
+        bound, counts = size(m, result.gains[best].here.high), size(m, state.price + delta)
         bound = "just below" if bound == counts else bound
         text = (
-            f"{alone.capitalize()}. At these sites nobody gains {counts} of {name} over training "
-            f"alone: the largest upper bound is {bound} ({best})."
+            f"{alone.capitalize()}. At these sites no method gains {counts} of {name} over "
+            f"training alone: the largest upper bound is {bound} ({best})."
         )
     else:
         sign = -1 if result.method in UNFEDERATED else 1
         chance, cost = below(sign * (ours.mean - state.price), ours.deviation)
         text = (
-            f"Either will do. {CHOICE.capitalize() if many else chosen[0]} is expected to gain "
-            f"{bounds} over training alone: "
+            f"Either will do. The expected gain of {CHOICE if many else chosen[0]} over training "
+            f"alone is {bounds}: "
             f"{alone if result.method in UNFEDERATED else 'use it'}, which is wrong with a "
             f"chance of {100 * chance:.0f} %, and then by {size(m, cost)}."
         )
         reach = (ours.here.high - ours.here.low) / 2
         times = (reach / abs(ours.mean)) ** 2 if ours.mean else MOST_TIMES + 1
-        if times <= MOST_TIMES and not useless and not short:
+        if times <= MOST_TIMES and not result.useless and not few_rounds:
             text += f" About {int(np.ceil(times))} times the rows would tell."
     often = Counter(chosen).most_common()
     folds = f"{len(chosen)} of {state.folds} {'seeds' if state.same_rows else 'folds'}"
     folds += ", then the time was over" * (len(chosen) < state.folds)
     sentences = [
-        "Nothing that was tried is better than the trivial predictor, which always answers the "
-        f"same ({name} {metric_text(m, abs(trivial))})." * useless,
+        "Nothing that was tried is surely better than the trivial predictor, which always "
+        f"answers the same ({name} {metric_text(m, abs(result.scores.get('trivial', 0)))})."
+        * result.useless,
         text,
         f"Federation has a price of {size(m, state.price)}." * (state.price > 0),
         f"Chosen by folds: {', '.join(f'{method} ({n})' for method, n in often)}." * many,
         f"Other sites like these: {between(m, ours.like.low, ours.like.high)}.",
         f"{folds}, {len(ours.clients)} clients; {name}, {state.why}.",
-        f"The budget left {state.rounds} of {whole} rounds: with a larger one another method may "
-        "lead." * short,
+        f"The budget left {few(cut, FEW)}: with a larger one another method may lead." * bool(cut),
+        "Fewer folds train on fewer rows, with which gains are larger." * (state.folds < FOLDS),
         f"In no mean: {named(result.missing)}." * bool(result.missing),
     ]
     return " ".join(filter(None, sentences))

@@ -91,13 +91,6 @@ class Difference:
         named = {"these sites": self.these, "sites like these": self.like}
         return {name: interval for name, interval in named.items() if interval}
 
-    def above_zero(self, sign: float = 1.0) -> bool:
-        """Whether all intervals, of which there is at least one, are above 0 (with
-        ``sign`` -1 below it).
-        """
-        found = self.intervals.values()
-        return bool(found) and all(sign * one.low > 0 and sign * one.high > 0 for one in found)
-
 
 def difference(ours: Measured, theirs: Measured) -> Difference:
     """Return ours - theirs for the seeds and clients that both have."""
@@ -183,6 +176,12 @@ def stands_out(name: Any, rows: Mapping[Any, Measured], smaller: bool = False) -
     all of them must do so, no correction for multiple comparisons is needed.
     """
     sign = -1.0 if smaller else 1.0
-    return len(rows) > 1 and all(
-        difference(rows[name], other).above_zero(sign) for key, other in rows.items() if key != name
+    found = [
+        difference(rows[name], other).intervals.values()
+        for key, other in rows.items()
+        if key != name
+    ]
+    return bool(found) and all(
+        intervals and all(sign * one.low > 0 and sign * one.high > 0 for one in intervals)
+        for intervals in found
     )

@@ -28,8 +28,8 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
         return None
     shown = (f"worst {100 * share:g} %", "worst client", "gap")
     header = ("method", *chain.from_iterable((f"{one}, measured", "estimate") for one in shown))
-    note = _NOTE + " With several seeds: means." * any(len(row.runs) > 1 for row in rows)
-    return Section("Worst clients, on their test samples", note, header, tuple(table))
+    means = " With several seeds: means." * any(len(row.runs) > 1 for row in rows)
+    return Section("Worst clients, on their test samples", _NOTE + means, header, tuple(table))
 
 
 _NOTE = (

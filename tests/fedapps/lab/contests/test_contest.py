@@ -15,7 +15,7 @@ from fedapps.lab.charts.canvas import Dots
 from fedapps.lab.contests import setup
 from fedapps.lab.contests.contest import CHOICE, REFERENCE, Contest
 from fedapps.lab.contests.page import gains_figure, write_verdict
-from fedapps.lab.contests.plan import planned
+from fedapps.lab.contests.plan import DEAR, planned
 from fedapps.lab.contests.rows import below, read_rows
 from fedapps.lab.contests.setup import base_of, measure_of, run_contest, start
 from fedapps.lab.contests.state import State, load_state
@@ -196,9 +196,19 @@ def test_trees_have_their_own_rounds_and_bring_trees_alone(tmp_path):
     ("noise", "ditto", "start", "said"),
     [
         (0.0, 0.715, "Use ditto.", "worth it, more than the 1.0 points that count"),
-        (0.0, 0.706, "Train alone.", "nobody gains 1.0 points of accuracy"),
-        (0.35, 0.73, "Either will do. ditto is expected to gain", "use it, which is wrong"),
-        (0.35, 0.68, "Either will do. ditto is expected to gain -", "train alone, which is wrong"),
+        (0.0, 0.706, "Train alone.", "no method gains 1.0 points of accuracy"),
+        (
+            0.35,
+            0.73,
+            "Either will do. The expected gain of ditto over training alone is 4.4 points",
+            "use it, which is wrong",
+        ),
+        (
+            0.35,
+            0.68,
+            "Either will do. The expected gain of ditto over training alone is -",
+            "train alone, which is wrong",
+        ),
         (0.05, 0.7125, "Use ditto.", "perhaps a small one"),
     ],
 )
@@ -225,6 +235,7 @@ def test_a_price_is_taken_off_the_gain(tmp_path):
     one.state.price = 0.2
     dear = outcome(one)
     assert (found.kind, dear.kind, dear.method) == ("use", "alone", "local")
+    assert "no method gains 21.0 points of accuracy" in verdict_text(one, dear)
     assert "Federation has a price of 20.0 points." in verdict_text(one, dear)
 
 
@@ -279,7 +290,7 @@ def test_below_the_trivial_predictor_is_said_first(tmp_path):
     one, found = ended(tmp_path, changed=rare)
     assert found.scores["trivial"] == pytest.approx(0.9)
     text = verdict_text(one, found)
-    assert text.startswith("Nothing that was tried is better than the trivial")
+    assert text.startswith("Nothing that was tried is surely better than the trivial")
     assert "times the rows" not in text
 
 
@@ -309,7 +320,38 @@ def test_the_trivial_predictor_may_know_all_clients_or_one(tmp_path, apart):
     found = outcome(one)
     best = max(score for name, score in found.scores.items() if name != "trivial")
     assert best < found.scores["trivial"] < best + 0.001
-    assert verdict_text(one, found).startswith("Nothing that was tried is better")
+    assert verdict_text(one, found).startswith("Nothing that was tried is surely better")
+
+
+@pytest.mark.parametrize("apart", [0.0, 3.0])
+def test_luck_is_not_better_than_the_trivial_predictor(tmp_path, apart):
+    """Values of noise order classes a bit better than by chance, here 53 %."""
+
+    def luck(trial, rows):
+        value = generator(7, f"luck {trial.fold}").normal(size=(8, 10))
+        return {
+            k: np.column_stack([own[:, 0], own[:, 1], v + apart * own[:, 0]])
+            for (k, own), v in zip(rows.items(), value, strict=True)
+        }
+
+    one = contest(tmp_path, changed=luck)
+    one.state.measure = "auroc"
+    one.run()
+    found = outcome(one)
+    assert found.scores[CHOICE] > found.scores["trivial"] == 0.5
+    first = "Nothing that was tried is surely better than the trivial predictor"
+    assert verdict_text(one, found).startswith(first) is found.useless is (not apart)
+
+
+def test_what_a_budget_cuts_is_told(tmp_path):
+    one, found = ended(tmp_path)
+    whole = verdict_text(one, found)
+    one.state.folds, one.state.left_out = 2, {"ifca": DEAR, "fedbn": "no such layer"}
+    text = verdict_text(one, found)
+    assert "The budget left 2 of 5 folds, 6 of 7 methods" in text
+    assert "Fewer folds train on fewer rows" in text
+    assert "budget" not in whole
+    assert "Fewer" not in whole
 
 
 @pytest.mark.parametrize(("whole", "told"), [(16, False), (32, False), (40, True)])
@@ -319,7 +361,7 @@ def test_rounds_that_a_budget_cuts_are_told(tmp_path, whole, told):
     one.state.delta = 0.0
     found = replace(found, kind="either")
     text = verdict_text(one, found)
-    assert ("The budget left 16 of 40 rounds" in text) is told
+    assert (f"The budget left 16 of {whole} rounds" in text) is (whole > 16)
     assert ("times the rows would tell" in text) is not told
 
 
@@ -629,6 +671,10 @@ def test_a_file_of_columns_is_a_table_and_its_label_decides(tmp_path):
     odd = r"'x': 1 of 91 rows hold text where.*first: row 92 .*task = 'tabular'"
     with pytest.raises(UserError, match=odd):
         base_of({**base, "data.label": "x"})
+    (tmp_path / "table.csv").write_text("\n".join(["site,x,word,many,few", *rows, ",1.5,no,1,1"]))
+    given = base_of({**base, "data.label": "x"})
+    with pytest.raises(UserError, match="'site': 1 samples have no value in it"):
+        start(given, tmp_path / "out", in_process)
     assert base_of({"data.source": "digits"})["task"] == "classification"
 
 
@@ -654,6 +700,18 @@ def test_the_measure_suits_the_classes(labels, measure, said):
     assert said in why
 
 
+def test_classes_that_no_client_has_both_of_are_not_ranked():
+    class Task:
+        name = "tabular"
+        samples = type("Samples", (), {"labels": np.array([0] * 50 + [1] * 50)})
+
+        def partition(self, total):
+            return np.array_split(np.arange(100), total)
+
+    assert measure_of(Task(), 4)[0] == "accuracy"
+    assert measure_of(Task(), 3)[0] == "auroc"
+
+
 def test_a_net_without_normalisation_is_said_once(tmp_path, caplog):
     one = start({"task": "regression", "num-clients": 3}, tmp_path, in_process, methods=("fedbn",))
     assert "no normalisation layer" in one.state.left_out["fedbn"]
@@ -672,7 +730,7 @@ def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
 
 @pytest.mark.parametrize("gain", [{"delta": -0.1}, {"price": np.nan}, {"price": np.inf}])
 def test_a_gain_that_counts_is_a_number_from_0(tmp_path, gain):
-    with pytest.raises(UserError, match="give a number from 0"):
+    with pytest.raises(UserError, match="give a gain, or 0 for the usual one"):
         run_contest({}, tmp_path / "out", way=Way(jobs=1), **gain)
     assert not (tmp_path / "out").exists()
 
