@@ -3,7 +3,7 @@ server that lies, and what is refused.
 """
 
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -48,7 +48,7 @@ from fedapps.strategies import (
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.secure_grid import SecureGrid
 from fedapps.strategies.base.secure_replies import mean_replies, vector_of
-from fedapps.strategies.base.secure_sessions import Prepared, Protocol, Sessions
+from fedapps.strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
@@ -170,6 +170,21 @@ def test_too_few_survivors_leave_the_model_as_it_is():
     np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("corrupted", "left", "enough"), [(0, 3, True), (2, 3, False), (2, 4, True)]
+)
+def test_a_sum_needs_more_clients_than_work_with_the_server(corrupted, left, enough):
+    graph = {name: [other for other in "abcde" if other != name] for name in "abcde"}
+    now = Prepared(None, {}, {}, graph, {})
+    sessions = Sessions(None, Protocol(corrupted=corrupted))
+    with (
+        nullcontext()
+        if enough
+        else pytest.raises(Failed, match="3 of 5 clients are left, 4 needed")
+    ):
+        sessions.enough(now, "abcde"[:left], "abcde")
 
 
 class Answering(WrappedGrid):
@@ -445,6 +460,33 @@ def test_a_loss_that_is_refused_leaves_its_client_out(caplog):
     shown = [r for s, r in inner.seen if s == "train"]
     assert all(set(r.content) == {"clear", RECORD} for r in shown)
     assert all(set(r.content["clear"]) == {"loss-before"} for r in shown)
+
+
+class Boasting(WrappedGrid):
+    """A grid on which client 2 says that it has a number of samples."""
+
+    def __init__(self, grid, samples):
+        super().__init__(grid)
+        self.samples = samples
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        for reply in replies:
+            if "clear" in reply.content and reply.metadata.src_node_id == 1002:
+                reply.content["clear"]["num-examples"] = self.samples
+        return replies
+
+
+@pytest.mark.parametrize("samples", [0, 65_536])
+def test_samples_outside_of_the_bounds_give_no_weight(samples):
+    inner = Boasting(InlineGrid(app_of(losing), 5), samples)
+    strategy = AAggFFS(FedAvg(), AAggFFOptions(prior="samples"))
+    grid, rounds = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, CLEAR), []
+    start = to_record(list(START), list(START.values()))
+    run_rounds(strategy, grid, start, 1, callbacks=[rounds.append])
+    (failure,) = rounds[0].trained.failures
+    assert (failure.client, rounds[0].trained.clients) == (2, [0, 1, 3, 4])
+    assert f"num-examples = {samples}" in failure.reason
 
 
 def test_a_weight_above_a_half_counts_as_a_half():
