@@ -325,12 +325,14 @@ def test_the_trivial_predictor_may_know_all_clients_or_one(tmp_path, apart):
 
 @pytest.mark.parametrize("apart", [0.0, 3.0])
 def test_luck_is_not_better_than_the_trivial_predictor(tmp_path, apart):
-    """Values of noise order classes a bit better than by chance, here 53 %."""
+    """Values of noise order classes a bit better than by chance, but for one method."""
 
     def luck(trial, rows):
         value = generator(7, f"luck {trial.fold}").normal(size=(8, 10))
         return {
-            k: np.column_stack([own[:, 0], own[:, 1], v + apart * own[:, 0]])
+            k: np.column_stack(
+                [own[:, 0], own[:, 1], v + apart * (trial.who.method == "ditto") * own[:, 0]]
+            )
             for (k, own), v in zip(rows.items(), value, strict=True)
         }
 
@@ -346,9 +348,9 @@ def test_luck_is_not_better_than_the_trivial_predictor(tmp_path, apart):
 def test_what_a_budget_cuts_is_told(tmp_path):
     one, found = ended(tmp_path)
     whole = verdict_text(one, found)
-    one.state.folds, one.state.left_out = 2, {"ifca": DEAR, "fedbn": "no such layer"}
+    one.state.folds, one.state.left_out = 3, {"ifca": DEAR, "fedbn": "no such layer"}
     text = verdict_text(one, found)
-    assert "The budget left 2 of 5 folds, 6 of 7 methods" in text
+    assert "The budget left 3 of 5 folds, 6 of 7 methods" in text
     assert "Fewer folds train on fewer rows" in text
     assert "budget" not in whole
     assert "Fewer" not in whole
@@ -698,6 +700,18 @@ def test_the_measure_suits_the_classes(labels, measure, said):
     name, why, delta = measure_of(Task(), 4)
     assert (name, delta) == (measure, 0.01)
     assert said in why
+
+
+def test_a_contest_that_was_refused_is_not_in_the_way_of_the_next(tmp_path):
+    job = {"num-clients": 3, "num-rounds": 8, "data.max-samples": 200, "train.local-epochs": 1}
+    with pytest.raises(UserError, match="raise it"):
+        start(job, tmp_path, in_process, methods=(), budget=0.1)
+    said = []
+    one = start({**job, "seed": 1}, tmp_path, in_process, methods=(), budget=1e4)
+    one.state.done = True
+    one.save()
+    start({**job, "seed": 1}, tmp_path, in_process, methods=(), budget=1e5, say=said.append)
+    assert "it has ended; for another budget choose another --out" in said[-1]
 
 
 def test_classes_that_no_client_has_both_of_are_not_ranked():
