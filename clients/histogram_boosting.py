@@ -45,8 +45,8 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
     missing, with labels 0 or 1, or of several ``outputs`` 0 to outputs - 1.
 
     ``scale``: if given, the task is regression; labels are standardised targets (n, 1),
-    and ``scale`` is their standard deviation in original units. Raises ``ValueError``
-    for other labels.
+    and ``scale`` and ``center`` are their deviation and mean in original units. Raises
+    ``ValueError`` for other labels.
 
     ``min_cell``: no count or sum that leaves the client is over fewer rows
     (``algorithms.boosting.min_cell``). A client with fewer does not train.
@@ -62,10 +62,11 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         scale: float | None = None,
         outputs: int = 1,
         min_cell: int = 1,
+        center: float = 0.0,
     ) -> None:
         if scale is None:
             check_labels(data.train.y, outputs)
-        self.scale, self.outputs, self.min_cell = scale, outputs, min_cell
+        self.scale, self.center, self.outputs, self.min_cell = scale, center, outputs, min_cell
         self.data, self.client_id = data, client_id
         self.store = store if store is not None else MessageStore(RecordDict())
 
@@ -111,7 +112,7 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         if self.scale is not None:
             predicted, y = values[:, None] * self.scale, part.y * self.scale
             errors = np.square(predicted - y)[:, 0]
-            rows = row_results(part, y[:, 0], predicted[:, 0], errors)
+            rows = row_results(part, self.center + y[:, 0], self.center + predicted[:, 0], errors)
             return {**regression_scores(predicted, y, loss), **rows}
         if values.ndim > 1:
             best = values.argmax(1)

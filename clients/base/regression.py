@@ -36,10 +36,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def score(
-    model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor], scale: Sequence[float]
+    model: nn.Module,
+    data: Split,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    scale: Sequence[float],
+    center: float,
 ) -> Scores:
     """Return loss, rmse, mae, r2 and error-sums over all samples of ``data``; ``scale``
-    (targets,): units of a standardised 1.
+    (targets,): units of a standardised 1; ``center``: the first target of a 0.
     """
     outputs = outputs_of(model, data.x).reshape(data.y.shape)
     units = np.array(scale, np.float64)
@@ -47,13 +51,17 @@ def score(
     squares = np.square(predicted - targets).mean(1)
     return {
         **regression_scores(predicted, targets, float(loss(outputs, data.y))),
-        **row_results(data, targets[:, 0], predicted[:, 0], squares),
+        **row_results(data, center + targets[:, 0], center + predicted[:, 0], squares),
     }
 
 
-def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Objective:
+def regression(
+    loss: str = "squared", scale: Sequence[float] = (1.0,), center: float = 0.0
+) -> Objective:
     """Return the objective of predicting numbers. ``loss``: squared, huber (beyond a
-    standardised error of 1 absolute) or absolute.
+    standardised error of 1 absolute) or absolute. ``scale``, ``center``: as in
+    :func:`score`.
     """
     of = LOSSES[loss]
-    return Objective(of, partial(score, loss=of, scale=tuple(scale)), by_sample=True)
+    scored = partial(score, loss=of, scale=tuple(scale), center=center)
+    return Objective(of, scored, by_sample=True)

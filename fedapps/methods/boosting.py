@@ -101,14 +101,16 @@ def local_strategy(options: LocalBoostingOptions, task: Any, context: RunContext
 
 def rows_of(
     task: Any, client_id: int | str, num_clients: int, standardise: bool = False
-) -> tuple[Any, float | None]:
-    """Return a client's rows and, of numbers to predict, the deviation of the targets,
-    which are then standardised.
+) -> tuple[Any, dict[str, Any]]:
+    """Return a client's rows and, of numbers to predict, deviation and mean of the
+    targets, which are then standardised.
     """
     data = task.arrays(client_id, num_clients, standardise)
     if not isinstance(task, PredictsNumbers):
-        return data, None
-    return task.target_scale.of_data(data), float(task.target_scale.scale[0])
+        return data, {}
+    found = task.target_scale
+    units = {"scale": float(found.scale[0]), "center": float(found.center[0])}
+    return found.of_data(data), units
 
 
 def histogram_client(
@@ -119,10 +121,9 @@ def histogram_client(
     store: "clients.Store",
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
-    data, scale = rows_of(task, client_id, num_clients, options.standardise)
-    return clients.HistogramBoostingClient(
-        data, client_id, store, scale, task.num_outputs, options.min_cell
-    )
+    data, units = rows_of(task, client_id, num_clients, options.standardise)
+    more = {"outputs": task.num_outputs, "min_cell": options.min_cell}
+    return clients.HistogramBoostingClient(data, client_id, store, **more, **units)
 
 
 def local_client(
@@ -133,8 +134,9 @@ def local_client(
     store: "clients.Store",
 ) -> NumPyClient:
     """Return a client of local boosting."""
-    data, scale = rows_of(task, client_id, num_clients)
-    return clients.LocalBoostingClient(data, client_id, store, scale, task.num_outputs)
+    data, units = rows_of(task, client_id, num_clients)
+    outputs = task.num_outputs
+    return clients.LocalBoostingClient(data, client_id, store, outputs=outputs, **units)
 
 
 METHODS: dict[str, Method] = {

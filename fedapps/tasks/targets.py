@@ -140,4 +140,5 @@ class Targets(ABC):
             )
         from fedapps.clients.base.regression import regression
 
-        return regression(self.options.loss, self.target_scale.scale.tolist())
+        found = self.target_scale
+        return regression(self.options.loss, found.scale.tolist(), float(found.center[0]))

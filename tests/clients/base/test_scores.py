@@ -48,8 +48,9 @@ def test_rows_of_one_logit_of_numbers_of_times_and_of_texts():
     _, found = rows(evaluation.BINARY, logits, y)
     assert found.tolist() == [[1.0, 1.0, 1.0], [0.0, 1.0, -2.0], [0.0, 0.0, 0.5]]
     numbers = torch.tensor([[1.0], [3.0]])
-    scores, found = rows(regression.regression(scale=(2.0,)), numbers, torch.tensor([[1.5], [3.0]]))
-    assert found.tolist() == [[3.0, 2.0, 1.0], [6.0, 6.0, 0.0]]
+    objective = regression.regression(scale=(2.0,), center=10.0)
+    scores, found = rows(objective, numbers, torch.tensor([[1.5], [3.0]]))
+    assert found.tolist() == [[13.0, 12.0, 1.0], [16.0, 16.0, 0.0]]
     assert np.sqrt(found[:, 2].mean()) == pytest.approx(scores["rmse"])
     times = torch.tensor([[5.0, 1.0], [7.0, 0.0]], dtype=torch.float64)
     _, found = rows(survival.survival(), numbers, times)

@@ -499,6 +499,24 @@ def test_every_method_reports_its_test_rows_and_nothing_else_changes(method, tmp
             assert ((own[:, 2] > 0) == (own[:, 0] == 1)).mean() == row["accuracy"]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "histogram-boosting", "local-boosting"])
+def test_rows_of_folds_hold_the_labels_of_the_table(method, tmp_path):
+    """Also where numbers are learnt as deviations from a mean of the fold."""
+    table = np.column_stack([np.arange(60) % 3, np.arange(60) % 7, 100 + np.arange(60) ** 1.5])
+    text = [f"{k:.0f},{x:.0f},{y:.6f}" for k, x, y in table]
+    (tmp_path / "table.csv").write_text("\n".join(["site,x,y", *text]))
+    job = {"task": "regression", "data.source": str(tmp_path / "table.csv"), "data.label": "y"}
+    job |= {"data.natural-id": "site", "data.test-rows": True, "data.folds": 2, "num-rounds": 2}
+    found = []
+    for fold in range(2):
+        out = tmp_path / str(fold)
+        run_inline(out, **job, method=method, **{"data.fold": fold})
+        found += read_rows(out / f"{ROWS}.csv").values()
+    rows = np.concatenate(found)
+    np.testing.assert_allclose(np.sort(rows[:, 0]), table[:, 2], rtol=1e-5)
+    np.testing.assert_allclose((rows[:, 0] - rows[:, 1]) ** 2, rows[:, 2], rtol=1e-3, atol=1e-3)
+
+
 # --- real runs ------------------------------------------------------------------------
 
 SETTINGS = {
