@@ -20,7 +20,7 @@ from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
 from fedapps.data.tables import ROW_NUMBERS, matching
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 
 BATCH = 1000
 
@@ -53,16 +53,11 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     if wanted:
         chosen = matching(data.columns, wanted, source)
         for name in chosen:
-            if depths[name] is None:
-                raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not "
-                    "numbers"
-                )
-            if name in others:
-                raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} is the label or the client: "
-                    "leave it out"
-                )
+            column = f"data.features = {wanted!r}: column {name!r}"
+            refuse_first(
+                (depths[name] is None, f"{column} holds {data.kind(name)}, not numbers"),
+                (name in others, f"{column} is the label or the client: leave it out"),
+            )
         return chosen
     free = {
         name: depth
@@ -70,16 +65,18 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
         if depth is not None and name not in (*others, *ROW_NUMBERS)
     }
     arrays = [name for name, depth in free.items() if depth]
-    if len(arrays) > 1:
-        raise UserError(
+    refuse_first(
+        (
+            len(arrays) > 1,
             f"data.features: {source} has several columns of arrays, name one, or those that are "
-            f"channels: {some(arrays)}"
-        )
-    if not free:
-        raise UserError(
+            f"channels: {some(arrays)}",
+        ),
+        (
+            not free,
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{some(data.columns)}"
-        )
+            f"{some(data.columns)}",
+        ),
+    )
     return arrays or list(free)
 
 
@@ -155,21 +152,21 @@ def _as_planes(
     out: npt.NDArray[Any], columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     stored = out.shape[1:]
-    if shape:
-        if math.prod(shape) != math.prod(stored):
-            raise UserError(
-                f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
-                f"sample of {source} "
-                f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}"
-            )
-        out = out.reshape(len(out), *shape)
-    if out.ndim > 4:
-        raise UserError(
+    refuse_first(
+        (
+            shape and math.prod(shape) != math.prod(stored),
+            f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
+            f"sample of {source} "
+            f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}",
+        ),
+        (
+            not shape and len(stored) > 3,
             f"data.shape = '': a sample of {source} is {_size(stored)}: give the at most three "
-            "axes it is to have"
-        )
-    if out[0].size == 0:
-        raise UserError(f"{source.given}: the samples in {some(columns)} are empty")
+            "axes it is to have",
+        ),
+        (not math.prod(stored), f"{source.given}: the samples in {some(columns)} are empty"),
+    )
+    out = out.reshape(len(out), *(shape or stored))
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:

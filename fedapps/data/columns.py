@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedapps.algorithms.common.checks import nearest
 from fedapps.data.frame import Column, Frame, is_list, some
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 
 LABEL_NAMES = (
     "label",
@@ -74,18 +74,20 @@ def labels_of(data: Frame, source: Source, label: str) -> tuple[npt.NDArray[np.i
                 f"data.label = {label!r}: {source} has samples without a label in this split"
             )
         return values[labels].astype(np.int64), [str(name) for name in data.classes[label]]
-    if values.dtype.kind == "f" and (values != np.floor(values)).any():
-        raise UserError(
+    refuse_first(
+        (
+            values.dtype.kind == "f" and (values != np.floor(values)).any(),
             f"data.label = {label!r}: holds fractions in {source}, which are no classes: name "
             "another column, "
-            f"or predict numbers: {REGRESSION}"
-        )
-    if len(values) > max(20, len(labels) // 2):
-        raise UserError(
+            f"or predict numbers: {REGRESSION}",
+        ),
+        (
+            len(values) > max(20, len(labels) // 2),
             f"data.label = {label!r}: has {len(values)} different values in {len(labels)} samples "
             f"of {source}: name a column of classes"
-            + (f", or predict numbers: {REGRESSION}" if values.dtype.kind in "iuf" else "")
-        )
+            + (f", or predict numbers: {REGRESSION}" if values.dtype.kind in "iuf" else ""),
+        ),
+    )
     return labels, _named(values)
 
 
@@ -129,16 +131,19 @@ def label_column(data: Frame, source: Source, name: str) -> str:
     only ClassLabel. It may hold arrays.
     """
     usual = [column for column in LABEL_NAMES if column in data.columns]
-    if not name and not usual and len(data.classes) != 1:
-        if set(data.columns) == data.images:
-            raise UserError(
-                f"data.label: the pictures of {source} lie in one folder, and no class is known: "
-                "put those of each class into a folder of its name"
-            )
-        raise UserError(
+    unknown = not name and not usual and len(data.classes) != 1
+    refuse_first(
+        (
+            unknown and set(data.columns) == data.images,
+            f"data.label: the pictures of {source} lie in one folder, and no class is known: "
+            "put those of each class into a folder of its name",
+        ),
+        (
+            unknown,
             f"data.label: no label column found in {source}, name one of {some(data.columns)},"
-            f" as data.label={[*data.columns][-1]}"
-        )
+            f" as data.label={[*data.columns][-1]}",
+        ),
+    )
     return name or (usual or list(data.classes))[0]
 
 

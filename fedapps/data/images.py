@@ -28,7 +28,7 @@ from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import FILE, TRAIN, Source
 from fedapps.data.sources import cached, digits_table
 from fedapps.data.tables import ROW_NUMBERS, features_of, labels_in, matching, resolved
-from fedapps.errors import UserError
+from fedapps.errors import refuse_first
 
 #: Settings of data in files, which the bundled digits do not have.
 OF_FILES = (
@@ -116,9 +116,8 @@ def _digits(options: DataOptions) -> Samples:
         ("test", options.test, "the digits have one split"),
         ("validation-split", options.validation_split, "the digits have one split"),
     ):
-        if value:
-            unset = "''" if isinstance(value, str) else 0
-            raise UserError(f"data.{key} = {value!r}: {reason}: leave it {unset}")
+        unset = "''" if isinstance(value, str) else 0
+        refuse_first((value, f"data.{key} = {value!r}: {reason}: leave it {unset}"))
     rows = digits_table()
     # (1797, 1, 8, 8), values 0..16
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
@@ -222,12 +221,20 @@ def _inputs(
     """Return the samples (N, C, H, W), the images of a set that has them, else its
     arrays, the columns that they are from, and what is to be said of them.
     """
-    if not options.features and (options.image or data.images):
-        if options.shape:
-            raise UserError(
-                f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
-                f"it '' (or set {source.table}.resize)"
-            )
+    pictures = not options.features and bool(options.image or data.images)
+    refuse_first(
+        (
+            pictures and options.shape,
+            f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
+            f"it '' (or set {source.table}.resize)",
+        ),
+        (
+            not pictures and options.resize,
+            f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
+            "leave it 0",
+        ),
+    )
+    if pictures:
         column = _find_image(data, source, options.image)
         from fedapps.data.pictures import read_pictures
 
@@ -236,15 +243,9 @@ def _inputs(
     # imported here: no other set needs it
     from fedapps.data.arrays import number_columns, read_numbers
 
-    if options.resize:
-        raise UserError(
-            f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
-            "leave it 0"
-        )
     others = (label_column(data, source, options.label), *options.told_apart)
     columns = number_columns(data, source, options.features, others)
-    samples = read_numbers(data, columns, source, options.axes, options.channels)
-    return samples, columns, []
+    return read_numbers(data, columns, source, options.axes, options.channels), columns, []
 
 
 def _find_image(data: Frame, source: Source, name: str) -> str:
@@ -252,19 +253,18 @@ def _find_image(data: Frame, source: Source, name: str) -> str:
     common name.
     """
     columns, images = some(data.columns), sorted(data.images)
-    if name:
-        if name not in images:
-            raise UserError(
-                f"{source.table}.image = {name!r}: is not an image column; {source} has the "
-                f"columns {columns}; arrays and numbers are named by data.features"
-            )
-        return name
-    if not images:
-        raise UserError(f"{source.given}: holds no images; its columns are {columns}")
     usual = [column for column in IMAGE_NAMES if column in images]
-    if len(images) > 1 and not usual:
-        raise UserError(
+    refuse_first(
+        (
+            name and name not in images,
+            f"{source.table}.image = {name!r}: is not an image column; {source} has the "
+            f"columns {columns}; arrays and numbers are named by data.features",
+        ),
+        (not images, f"{source.given}: holds no images; its columns are {columns}"),
+        (
+            not name and len(images) > 1 and not usual,
             f"{source.table}.image: {source} has several image columns, name one of "
-            f"{', '.join(images)}"
-        )
-    return images[0] if len(images) == 1 else usual[0]
+            f"{', '.join(images)}",
+        ),
+    )
+    return name or (images if len(images) == 1 else usual)[0]

@@ -28,7 +28,7 @@ from pyarrow import parquet
 from fedapps.data.csv_files import NO_UTF8, read_csv
 from fedapps.data.frame import Frame, check_names, joined, left_out
 from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
-from fedapps.errors import UserError, reason
+from fedapps.errors import UserError, reason, refuse_first
 
 ARRAYS, MEDIA = "arrays", ("image", "audio")
 #: The kinds of files by their endings; of those with as many files the first is read.
@@ -109,16 +109,20 @@ def check_one_table(source: Source) -> None:
     """Raise ``UserError`` for another split or a configuration of a single table: it
     would be read once more, as test samples that are also trained on.
     """
-    for key, value in (
-        ("test", source.test),
-        ("validation-split", source.validation_split),
-        ("config", source.config),
-    ):
-        if value:
-            raise UserError(
+    refuse_first(
+        *(
+            (
+                value,
                 f"{source.table}.{key} = {value!r}: {source} is a single table: name the column "
-                "with the part of each sample (data.part), or a folder with one file per split"
+                "with the part of each sample (data.part), or a folder with one file per split",
             )
+            for key, value in (
+                ("test", source.test),
+                ("validation-split", source.validation_split),
+                ("config", source.config),
+            )
+        )
+    )
 
 
 def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:

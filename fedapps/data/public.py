@@ -8,7 +8,7 @@ import numpy.typing as npt
 from fedapps.algorithms.common.seeds import generator
 from fedapps.data.images import read_pixels
 from fedapps.data.options import PublicOptions
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 
 #: Number of patches cut from the photographs if ``public.samples`` is 0.
 PATCHES = 4000
@@ -28,16 +28,18 @@ def load_public(
             "name a folder or a hub data set of images like the clients', or 'photos'"
         )
     if options.source in ("auto", "photos"):
-        if shape[0] not in (1, 3) or shape[1] == 1:
-            raise UserError(
+        refuse_first(
+            (
+                shape[0] not in (1, 3) or shape[1] == 1,
                 f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
-                "name another source"
-            )
-        if options.resize:
-            raise UserError(
+                "name another source",
+            ),
+            (
+                options.resize,
                 f"public.resize = {options.resize}: patches of the photographs have the task's "
-                "shape: leave it 0"
-            )
+                "shape: leave it 0",
+            ),
+        )
         return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
     pixels = read_pixels(options)
     if 0 < options.samples < len(pixels):

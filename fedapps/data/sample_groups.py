@@ -11,7 +11,7 @@ from fedapps.data.columns import coded
 from fedapps.data.frame import Column, is_number
 from fedapps.data.samples import Categorical, Indices
 from fedapps.data.table_columns import word
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 
 #: More values than this are no groups: clients report some sixty numbers for each.
 MAX_GROUPS = 20
@@ -25,18 +25,20 @@ def grouped(column: Column, name: str, edges: tuple[float, ...] = ()) -> Categor
     """
     levels, codes = coded(column)
     numeric = is_number(column.type) and str(column.type) != "bool"
-    if not edges and not 1 < len(levels) <= MAX_GROUPS:
-        remedy = ": set data.group-edges, limits between numbers" * (numeric and bool(levels))
-        raise UserError(
+    remedy = ": set data.group-edges, limits between numbers" * (numeric and bool(levels))
+    refuse_first(
+        (
+            not edges and not 1 < len(levels) <= MAX_GROUPS,
             f"data.group = {name!r}: the column has {len(levels)} values, from 2 to "
-            f"{MAX_GROUPS} can be groups{remedy}"
-        )
+            f"{MAX_GROUPS} can be groups{remedy}",
+        ),
+        (
+            edges and not numeric,
+            f"data.group-edges: is for a column of numbers, but {name!r} holds text: leave it ''",
+        ),
+    )
     if not edges:
         return Categorical(codes, tuple(map(word, levels)))
-    if not numeric:
-        raise UserError(
-            f"data.group-edges: is for a column of numbers, but {name!r} holds text: leave it ''"
-        )
     place = np.append(np.digitize(np.array(levels, float), edges), -1)
     inner = (f"{a:g} to below {b:g}" for a, b in pairwise(edges))
     return Categorical(place[codes], (f"below {edges[0]:g}", *inner, f"from {edges[-1]:g}"))
