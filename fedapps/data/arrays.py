@@ -19,7 +19,7 @@ from fedapps.data.columns import label_column
 from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
-from fedapps.data.tables import ROW_NUMBERS, matching
+from fedapps.data.tables import matching
 from fedapps.errors import UserError, refuse_first
 
 BATCH = 1000
@@ -50,24 +50,19 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     except the ``others``. Raises ``UserError``.
     """
     depths = depths_of(data)
-    if wanted:
-        chosen = matching(data.columns, wanted, source)
-        for name in chosen:
-            column = f"data.features = {wanted!r}: column {name!r}"
-            refuse_first(
-                (depths[name] is None, f"{column} holds {data.kind(name)}, not numbers"),
-                (name in others, f"{column} is the label or the client: leave it out"),
-            )
-        return chosen
-    free = {
-        name: depth
-        for name, depth in depths.items()
-        if depth is not None and name not in (*others, *ROW_NUMBERS)
-    }
-    arrays = [name for name, depth in free.items() if depth]
+    chosen = matching(data.columns, wanted, source, others)
+    free = [name for name in chosen if depths[name] is not None]
+    arrays = [name for name in free if depths[name]]
     refuse_first(
+        *(
+            (
+                wanted and depths[name] is None,
+                f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not numbers",
+            )
+            for name in chosen
+        ),
         (
-            len(arrays) > 1,
+            not wanted and len(arrays) > 1,
             f"data.features: {source} has several columns of arrays, name one, or those that are "
             f"channels: {some(arrays)}",
         ),
@@ -77,7 +72,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
             f"{some(data.columns)}",
         ),
     )
-    return arrays or list(free)
+    return free if wanted else arrays or free
 
 
 def read_numbers(

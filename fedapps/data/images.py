@@ -1,9 +1,11 @@
 """Samples with a class: scikit-learn's digits, or images or arrays of a local folder or
-a hub set (``fedapps.data.sources``).
+a hub set (``fedapps.data.sources``), also a synthetic set of fedevg, fedcgan or
+fedcvae.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from fedapps.algorithms.common.options import names_in
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,
+    check_persons,
     check_plain,
+    grouped,
     groups_of,
     label_column,
     labels_of,
@@ -23,11 +27,10 @@ from fedapps.data.columns import (
 from fedapps.data.flower_partitioners import LABEL, column_by
 from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
-from fedapps.data.sample_groups import check_persons, grouped
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import FILE, TRAIN, Source
-from fedapps.data.sources import cached, digits_table
-from fedapps.data.tables import ROW_NUMBERS, features_of, labels_in, matching, resolved
+from fedapps.data.sources import cached, digits_table, quiet
+from fedapps.data.tables import features_of, labels_in, matching, resolved
 from fedapps.errors import refuse_first
 
 #: Settings of data in files, which the bundled digits do not have.
@@ -206,12 +209,8 @@ def is_table(data: Frame, source: Source, options: DataOptions) -> bool:
     from fedapps.data.arrays import depths_of  # imported here: other sets do without
 
     depths = depths_of(data)
-    others = {*options.told_apart, options.label, *ROW_NUMBERS}
-    free = (
-        matching(data.columns, options.features, source)
-        if options.features
-        else [name for name in depths if name not in others]
-    )
+    others = (*options.told_apart, options.label)
+    free = matching(data.columns, options.features, source, others)
     return not any(depths[name] for name in free)
 
 
@@ -268,3 +267,26 @@ def _find_image(data: Frame, source: Source, name: str) -> str:
         ),
     )
     return name or (images if len(images) == 1 else usual)[0]
+
+
+def save_set(folder: Path, x: npt.NDArray[Any], y: npt.NDArray[Any], num_classes: int) -> None:
+    """Write images (M, C, H, W) in [0, 1] and labels (M,) as what
+    ``datasets.load_from_disk`` reads: ``image``, ``label``.
+    """
+    import datasets  # late: it takes a second
+    from PIL import Image
+
+    pixels = np.round(np.clip(x, 0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    pictures = [Image.fromarray(p[:, :, 0] if p.shape[2] == 1 else p) for p in pixels]
+    labels = datasets.ClassLabel(names=[str(label) for label in range(num_classes)])
+    features = datasets.Features({"image": datasets.Image(), "label": labels})
+    made = datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features)
+    with quiet():
+        made.save_to_disk(str(folder))
+
+
+def read_set(source: str) -> Samples:
+    """Return the set in a folder. ``UserError`` names the setting
+    ``data.synthetic``.
+    """
+    return read_samples(DataOptions(), source=Source(source, key="synthetic"))

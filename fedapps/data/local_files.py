@@ -148,19 +148,21 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
                 f"{source.given_split}: {source} has no files of splits: leave it 'train', for all"
             )
         return mine, said
-    chosen: list[Path] = []
+    parts = [word.strip() for word in source.split.split("+")]
+    wanted = [PART_NAMES.get(part, part) for part in parts]
     more = [PART_NAMES.get(name, name) for name in (source.test, source.validation_split)]
-    for part in source.split.split("+"):
-        name = PART_NAMES.get(part.strip(), part.strip())
-        if not (own := [f for f, split in zip(mine, splits, strict=True) if split == name]):
-            known = {NAMES.get(split, split) for split in splits if split is not None}
-            raise UserError(
-                f"{source.given_split}: {source} has {', '.join(sorted(map(str, known)))}"
-            )
-        chosen += own
-    free = {file for file, split in zip(mine, splits, strict=True) if split not in more}
-    others = (str(f.relative_to(folder)) for f in mine if f in free - set(chosen))
-    return chosen, said + left_out(others, "not of this split")
+    known = sorted(str(NAMES.get(split, split)) for split in {*splits} - {None})
+    refuse_first(
+        *(
+            (part not in splits, f"{source.given_split}: {source} has {', '.join(known)}")
+            for part in wanted
+        )
+    )
+    of_split = [*zip(mine, splits, strict=True)]
+    chosen = [file for part in wanted for file, split in of_split if split == part]
+    others = (file for file, split in of_split if split not in (*wanted, *more))
+    shown = (str(file.relative_to(folder)) for file in others)
+    return chosen, said + left_out(shown, "not of this split")
 
 
 #: What the parts are called in messages.
@@ -326,14 +328,15 @@ def _arrow_array(value: Any) -> pa.Array:
     """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
     first; numbers are not copied. Raises ``TypeError`` for what holds no plain values.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("is a masked array: fill or drop what is masked")
     array = np.asarray(value)
     kind = array.dtype
-    if not array.ndim:
-        raise TypeError("is a single value: give one row per sample")
-    if kind.kind in "cVO":
-        raise TypeError(f"holds {kind}: give plain numbers or text")
+    for odd, what in (
+        (isinstance(value, np.ma.MaskedArray), "is a masked array: fill or drop what is masked"),
+        (not array.ndim, "is a single value: give one row per sample"),
+        (kind.kind in "cVO", f"holds {kind}: give plain numbers or text"),
+    ):
+        if odd:
+            raise TypeError(what)
     if kind.kind == "S":
         array = np.char.decode(array, "utf-8")
     elif kind.kind == "f" and kind.itemsize not in (4, 8):

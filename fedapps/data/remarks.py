@@ -65,12 +65,14 @@ def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
     """
     lines = [f"data.source: {line}" for line in samples.account]
     if columns := samples.numbers:
-        for names, text in (
-            (columns.left_out, "left out (neither numbers nor categories)"),
-            (columns.categories, "read as categories"),
-        ):
-            if names:
-                lines.append(f"data.features: {some(names)}: {text}")
+        lines += [
+            f"data.features: {some(names)}: {text}"
+            for names, text in (
+                (columns.left_out, "left out (neither numbers nor categories)"),
+                (columns.categories, "read as categories"),
+            )
+            if names
+        ]
         lines += [f"data.features: {line}" for line in columns.written]
         lines += _gaps(samples.x, columns)
         if len(samples.classes) > FEW and all(map(str.isdecimal, samples.classes)):

@@ -102,9 +102,8 @@ class Samples:
     def take(self, rows: npt.NDArray[Any]) -> "Samples":
         """Return the samples with these numbers, or where a mask is true."""
         names = ("x", "labels", "clients", "groups", "persons", "parts", "by", "targets")
-        given = ((name, getattr(self, name)) for name in names)
-        taken: dict[str, Any] = {name: None if v is None else v[rows] for name, v in given}
-        return replace(self, **taken)
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: one[rows] for n, one in given.items() if one is not None})
 
     def part(self, number: int) -> npt.NDArray[np.bool_] | None:
         """Return which samples (N,) are of this part; None if there is no such part."""

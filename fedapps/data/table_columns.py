@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.data.columns import word
 from fedapps.data.frame import Frame, is_number, is_text
 from fedapps.data.source import Source
 from fedapps.data.written_numbers import as_numbers
@@ -46,15 +47,6 @@ def finite(column: Floats, name: str, source: Source) -> NDArray[np.float32]:
             * (not source.is_site)
         )
     return column.astype(np.float32)
-
-
-def word(value: Any) -> str:
-    """Return a value as written in the settings: 1.0 as 1, true as 1, and numbers of
-    people with all their digits.
-    """
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return str(int(value) if isinstance(value, bool) else value)
 
 
 def words(data: Frame, name: str) -> list[str]:
