@@ -89,13 +89,17 @@ def read_numbers(
     for start in range(0, len(data), BATCH):
         cells = [_values(data.columns[n].slice(start, BATCH), n, source, start) for n in columns]
         stored = cells[0].shape[1:]
-        for name, cell in zip(columns, cells, strict=True):
-            if cell.shape[1:] != stored:
-                raise UserError(
+        refuse_first(
+            *(
+                (
+                    cell.shape[1:] != stored,
                     f"data.features: column {name!r} of {source} holds {_size(cell.shape[1:])} a "
                     f"sample, {columns[0]!r} "
-                    f"{_size(stored)}: channels must be of one shape"
+                    f"{_size(stored)}: channels must be of one shape",
                 )
+                for name, cell in zip(columns, cells, strict=True)
+            )
+        )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
         if out is None:
             pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored[1:] or shape)
@@ -115,9 +119,8 @@ def read_numbers(
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
         file = f", of {data.columns[FILE][row]}" if FILE in data.columns else ""
-        fills = source.is_site and not shape
-        tables = ", choose task=tabular with sites.columns, which fills them" * fills
-        remedy = f"fill or drop them{tables}"
+        tables = ", choose task=tabular with sites.columns, which fills them"
+        remedy = "fill or drop them" + tables * (source.is_site and not shape)
         raise UserError(
             f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
             f"NaN, infinity or no value (first: column {column!r}, row "

@@ -3,6 +3,7 @@ sample, or as its group, for measures by group (``algorithms.fairness.groups``).
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,8 @@ LABEL_NAMES = (
 MAX_GROUPS = 20
 #: What predicts numbers.
 REGRESSION = "task = 'regression'"
+#: Of each sample its client's.
+Names = npt.NDArray[np.str_]
 
 
 def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
@@ -115,15 +118,18 @@ def parts_of(data: Frame, column: str) -> Indices:
     """
     values, at = numbered(data.by_name(), column)
     words = [str(value) for value in values.tolist()]
-    strange = sorted({word for word in words if word.strip().lower() not in PART_NAMES})
-    if strange:
-        raise UserError(
-            f"data.part = {column!r}: holds {strange[0]!r}: the parts are {', '.join(PART_NAMES)}"
-        )
-    parts = np.array([PART_NAMES[word.strip().lower()] for word in words])[at]
-    if not (parts == TRAIN).any():
-        raise UserError(f"data.part = {column!r}: no sample of it is for training (train)")
-    return parts
+    named = [PART_NAMES.get(word.strip().lower()) for word in words]
+    refuse_first(
+        *(
+            (
+                part is None,
+                f"data.part = {column!r}: holds {word!r}: the parts are {', '.join(PART_NAMES)}",
+            )
+            for word, part in zip(words, named, strict=True)
+        ),
+        (TRAIN not in named, f"data.part = {column!r}: no sample of it is for training (train)"),
+    )
+    return np.array(named)[at]
 
 
 def _named(values: npt.NDArray[Any]) -> list[str]:
@@ -231,3 +237,20 @@ def check_persons(persons: Indices, names: Sequence[str], clients: Indices, colu
             f"clients, {names[shared[0]]!r} for one: a test sample of one client could "
             "be of a person whom another trains on. Name a column within clients"
         )
+
+
+def digest(value: str) -> str:
+    """Return the name of the client with this value: not the value itself, which may
+    name a person and stays at the site.
+    """
+    return blake2b(value.encode(), digest_size=6).hexdigest()
+
+
+def rows_of(owners: Names, client_id: int | str) -> Indices:
+    """Return the rows of the client ``SITE:NAME`` among those of ``owners`` (N,).
+    Raises ``UserError`` if there are none.
+    """
+    mine = np.flatnonzero(owners == str(client_id).rpartition(":")[2])
+    if not len(mine):
+        raise UserError(f"client {client_id!r} has no rows at this site")
+    return mine

@@ -98,12 +98,9 @@ def generate(num_roles: int) -> tuple[Texts, Texts]:
     The corpus is the same in every run, and role i does not depend on the number of
     roles.
     """
-    train: Texts = {}
-    test: Texts = {}
-    for number in range(num_roles):
-        said, cut = speech(number)
-        name = f"role{number:05d}"
-        test[name], train[name] = Counter(said[:cut]), Counter(said[cut:])
+    speeches = {f"role{number:05d}": speech(number) for number in range(num_roles)}
+    train = {name: Counter(said[cut:]) for name, (said, cut) in speeches.items()}
+    test = {name: Counter(said[:cut]) for name, (said, cut) in speeches.items()}
     return train, test
 
 

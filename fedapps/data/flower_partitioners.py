@@ -99,12 +99,8 @@ def _parts(samples: Samples, options: DataOptions, num_clients: int, seed: int) 
     kind, given = _class_of(options), options.arguments
     wanted = inspect.signature(kind).parameters
     takes = [name for name in wanted if name != "num_partitions"]
-    own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed}
-    passed = {
-        name: value
-        for name, value in {**own, **given, "partition_by": "by"}.items()
-        if name in wanted
-    }
+    known = {"num_partitions": num_clients, "seed": seed, **given, "partition_by": "by"}
+    passed = {name: value for name, value in known.items() if name in wanted}
     by = column_by(options)
     refuse_first(
         (

@@ -184,9 +184,8 @@ def decode(
         groups = grouped(data.by_names(options.group), options.group, options.edges)
         arrays["groups"], names["groups"] = groups.codes, groups.names
     if options.group_split:
-        persons, names["persons"] = groups_of(data, source, options.group_split)
-        check_persons(persons, names["persons"], arrays["clients"], options.group_split)
-        arrays["persons"] = persons
+        arrays["persons"], names["persons"] = groups_of(data, source, options.group_split)
+        check_persons(arrays["persons"], names["persons"], arrays["clients"], options.group_split)
     if by:
         values, place = numbered(data, by)  # names are numbered in their order
         arrays["by"] = values[place] if values.dtype.kind in "biuf" else place
@@ -204,14 +203,12 @@ def is_table(data: Frame, source: Source, options: DataOptions) -> bool:
     """Return whether samples are rows of plain numbers, texts and classes: not images,
     and not arrays or the channels of arrays.
     """
-    if options.image or options.shape or data.images:
-        return False
     from fedapps.data.arrays import depths_of  # imported here: other sets do without
 
     depths = depths_of(data)
     others = (*options.told_apart, options.label)
     free = matching(data.columns, options.features, source, others)
-    return not any(depths[name] for name in free)
+    return not (options.image or options.shape or data.images or any(depths[n] for n in free))
 
 
 def _inputs(

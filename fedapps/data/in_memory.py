@@ -38,16 +38,16 @@ def data_table(data: Any) -> dict[str, Any]:
     """
     if isinstance(data, str | Path) or is_frame(data):
         data = {"source": data}
-    elif isinstance(data, tuple):
-        if len(data) != 2:
-            raise UserError("data: a tuple is (x, y), two arrays")
-        data = dict(zip("xy", data, strict=True))
-    elif not isinstance(data, Mapping):
-        raise UserError(
+    pair = isinstance(data, tuple)
+    refuse_first(
+        (pair and len(data) != 2, "data: a tuple is (x, y), two arrays"),
+        (
+            not pair and not isinstance(data, Mapping),
             f"data: is of type {type(data).__name__}: give a dictionary of settings, a path, a "
-            "DataFrame, or arrays as (x, y)"
-        )
-    table = dict(data)
+            "DataFrame, or arrays as (x, y)",
+        ),
+    )
+    table = dict(zip("xy", data, strict=True) if pair else data)
     named = {"x", "y", "client"} if {"x", "y"} & table.keys() else set()
     if arrays := {name: one for name, one in table.items() if name in named or is_array(one)}:
         table = _with_arrays(table, arrays)

@@ -9,7 +9,6 @@ is unpickled.
 """
 
 import csv
-import itertools
 import json
 import re
 import zipfile
@@ -27,7 +26,7 @@ from pyarrow import parquet
 
 from fedapps.data.csv_files import NO_UTF8, read_csv
 from fedapps.data.frame import Frame, check_names, joined, left_out
-from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
+from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
 from fedapps.errors import UserError, reason, refuse_first
 
 ARRAYS, MEDIA = "arrays", ("image", "audio")
@@ -187,9 +186,9 @@ def _splits(files: Sequence[Path], folder: Path, by_folder: bool) -> list[Any] |
         ]
         words = [{PART_NAMES.get(w) for w in re.split("[^a-z]+", name)} - {None} for name in names]
         loose = [next(iter(word)) if len(word) == 1 else None for word in words]
-        if {TRAIN, VALIDATION, TEST} & set(exact) and None not in exact:
-            return exact
-        if TRAIN in exact and len(set(exact) - {None}) > 1:
+        found = set(exact) - {None}
+        of_all = None not in exact and not found.isdisjoint(PART_NAMES.values())
+        if of_all or (TRAIN in found and len(found) > 1):
             return exact
         if None not in loose and len(set(loose)) > 1:
             return loose
@@ -245,7 +244,7 @@ def _json(file: Path) -> Frame:
         if held == {dict} and len(set(map(tuple, rows.values()))) == 1:  # as pandas writes it
             columns = {name: [*cells.values()] for name, cells in rows.items()}
     elif isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names}
     else:
         raise ValueError("it holds no rows of named values")

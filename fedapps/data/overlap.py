@@ -39,10 +39,9 @@ def copies(
     equal if all their numbers are.
     """
     holders: dict[bytes, set[int]] = {}
-    own: list[list[bytes]] = []
-    for client, rows in enumerate(trained):
-        own.append([_digest(inputs[row]) for row in rows])
-        for digest in own[-1]:
+    own = [[_digest(inputs[row]) for row in rows] for rows in trained]
+    for client, digests in enumerate(own):
+        for digest in digests:
             holders.setdefault(digest, set()).add(client)
     tested = {int(row) for rows in scored for row in rows}
     twice = sum(len(holders[digest]) > 1 for digests in own for digest in digests)

@@ -319,8 +319,7 @@ def _pathological(
         parts = pathological(labels, num_clients, options.classes_per_client, rng)
     except ValueError as error:
         raise UserError(f"data.partition = 'pathological': {error}") from error
-    left_out = len(labels) - sum(len(part) for part in parts)
-    if left_out:
+    if left_out := len(labels) - sum(map(len, parts)):
         logger.warning(
             "%d samples are of classes that none of the %d clients holds", left_out, num_clients
         )
@@ -385,11 +384,10 @@ def _dirichlet(labels: Indices, options: DataOptions, num_clients: int, seed: in
         return parts
     # Only for the error message: the first draw as it is, and the smallest larger alpha
     # that works.
-    first = _dirichlet_once(labels, num_clients, options.alpha, seed, 0)
+    sizes = [len(p) for p in _dirichlet_once(labels, num_clients, options.alpha, seed, 0) or []]
     who = "a client"
-    if first is not None:
-        smallest = int(np.argmin([len(part) for part in first]))
-        who = f"client {smallest} of {num_clients} (with {len(first[smallest])} samples)"
+    if sizes:
+        who = f"client {sizes.index(min(sizes))} of {num_clients} (with {min(sizes)} samples)"
     remedies = (
         f"the smallest alpha that works here is {alpha:g}"
         for alpha in ALPHAS

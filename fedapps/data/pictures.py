@@ -98,8 +98,6 @@ def _upright(opened: Image.Image, seen: Counter[str]) -> Image.Image:
             if not np.ptp(np.asarray(laid), (0, 1)).any():
                 raise ValueError("only its transparency holds a shape")
             return laid.convert("L") if grey else laid
-    if mode in ("L", "RGB"):
-        return turned
     return turned.convert("L" if grey or mode in GREY else "RGB")
 
 

@@ -21,25 +21,26 @@ def load_public(
     """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H,
     W). Raises ``UserError``.
     """
-    if options.source == "auto" and task != "digits":
-        raise UserError(
+    photos = options.source in ("auto", "photos")
+    refuse_first(
+        (
+            options.source == "auto" and task != "digits",
             "public.source = 'auto': this method distils on unlabelled images, and only the "
             "digits have some by themselves: "
-            "name a folder or a hub data set of images like the clients', or 'photos'"
-        )
-    if options.source in ("auto", "photos"):
-        refuse_first(
-            (
-                shape[0] not in (1, 3) or shape[1] == 1,
-                f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
-                "name another source",
-            ),
-            (
-                options.resize,
-                f"public.resize = {options.resize}: patches of the photographs have the task's "
-                "shape: leave it 0",
-            ),
-        )
+            "name a folder or a hub data set of images like the clients', or 'photos'",
+        ),
+        (
+            photos and (shape[0] not in (1, 3) or shape[1] == 1),
+            f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
+            "name another source",
+        ),
+        (
+            photos and options.resize,
+            f"public.resize = {options.resize}: patches of the photographs have the task's "
+            "shape: leave it 0",
+        ),
+    )
+    if photos:
         return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
     pixels = read_pixels(options)
     if 0 < options.samples < len(pixels):

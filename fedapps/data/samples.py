@@ -113,6 +113,5 @@ class Samples:
     @property
     def dealt(self) -> Indices:
         """The numbers of the samples that are dealt to clients: those to train on."""
-        if self.parts is None:
-            return np.arange(len(self.labels))
-        return np.flatnonzero(self.parts == TRAIN)
+        every = np.arange(len(self.labels))
+        return every if self.parts is None else every[self.parts == TRAIN]

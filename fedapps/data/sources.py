@@ -6,7 +6,6 @@ instead of decoding tens of thousands of PNGs again. A cached set is read withou
 network access; otherwise the hub must answer within seconds or the run stops.
 """
 
-import difflib
 import importlib.util
 import os
 import re
@@ -49,25 +48,24 @@ def cached(
     key = cache.fingerprint(
         source.name if path is None else path, {"config": source.config, **splits, **wanted}
     )
-    kept = cache.load(key)
-    if kept is None:
-        by_file = FILE in wanted.values()
-        frames, parts = [], []
-        for field, setting, part in (
-            ("split", source.split_setting, TRAIN),
-            ("test", "data.test", TEST),
-            ("validation_split", "data.validation-split", VALIDATION),
-        ):
-            if name := getattr(source, field):
-                swapped = {field: source.split, "split": name, "split_setting": setting}
-                frame = open_split(replace(source, **swapped), by_file)
-                frames.append((f"the split {name!r}", frame))
-                parts.append(np.full(len(frame), part))
-        data = joined(frames, source.given)
-        arrays, facts = decode(data, np.concatenate(parts))
-        facts["account"] = [*data.account, *facts.get("account", ())]
-        kept = cache.save(key, arrays, facts) or (arrays, facts)
-    return kept
+    if kept := cache.load(key):
+        return kept
+    by_file = FILE in wanted.values()
+    frames, parts = [], []
+    for field, setting, part in (
+        ("split", source.split_setting, TRAIN),
+        ("test", "data.test", TEST),
+        ("validation_split", "data.validation-split", VALIDATION),
+    ):
+        if name := getattr(source, field):
+            swapped = {field: source.split, "split": name, "split_setting": setting}
+            frame = open_split(replace(source, **swapped), by_file)
+            frames.append((f"the split {name!r}", frame))
+            parts.append(np.full(len(frame), part))
+    data = joined(frames, source.given)
+    arrays, facts = decode(data, np.concatenate(parts))
+    facts["account"] = [*data.account, *facts.get("account", ())]
+    return cache.save(key, arrays, facts) or (arrays, facts)
 
 
 def open_split(source: Source, by_file: bool = False) -> Frame:
@@ -256,8 +254,7 @@ def _ask_hub(source: Source) -> None:
     try:
         answer.result(HUB_SECONDS)
     except (RepositoryNotFoundError, HFValidationError):
-        near = difflib.get_close_matches(source.name, ["digits"], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "use its owner/name, a folder, or digits"
+        hint = nearest(source.name, ["digits"]).strip() or "use its owner/name, a folder, or digits"
         raise UserError(
             f"{source.given}: no such folder, nor such a data set on the hub: {hint}"
         ) from None

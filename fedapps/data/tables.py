@@ -24,8 +24,7 @@ from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
-from fedapps.data.table_columns import Floats, dummies, finite, numbers_in
-from fedapps.data.written_numbers import FEW_VALUES
+from fedapps.data.table_columns import FEW_VALUES, Floats, dummies, finite, numbers_in
 from fedapps.errors import UserError
 
 #: A text column with more values is no category.
@@ -112,11 +111,9 @@ def suggested(data: Frame, others: Collection[str]) -> str:
     """
     free = [name for name in data.columns if name not in {*others, *ROW_NUMBERS}]
     likely = [name for name in free if name.lower().removesuffix("_id") in names_in(CLIENT_NAMES)]
-    for name in likely:
-        found = len(data.columns[name].unique())
-        if 2 <= found <= min(MOST_CLIENTS, len(data) // LEAST_ROWS):
-            return f"{name!r} ({found} values)"
-    return ""
+    counts = ((name, len(data.columns[name].unique())) for name in likely)
+    most = min(MOST_CLIENTS, len(data) // LEAST_ROWS)
+    return next((f"{name!r} ({found} values)" for name, found in counts if 2 <= found <= most), "")
 
 
 def matching(
@@ -205,9 +202,8 @@ def _counts_rows(column: Floats, name: str) -> bool:
     """Return whether a column looks like the number of a row, or of a person: whole
     numbers, all different, in order, one after the other, or called so.
     """
-    if len(column) < FEW_VALUES or not np.ptp(column) >= len(column) - 1:
-        return False  # also where one is missing
-    if (column != np.floor(column)).any():
+    wide = len(column) >= FEW_VALUES and np.ptp(column) >= len(column) - 1  # none is missing
+    if not wide or (column != np.floor(column)).any():
         return False
     following = bool((np.diff(column) > 0).all()) or np.ptp(column) == len(column) - 1
     return (following or bool(NUMBER.search(name))) and len(np.unique(column)) == len(column)
