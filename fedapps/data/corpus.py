@@ -99,9 +99,10 @@ def generate(num_roles: int) -> tuple[Texts, Texts]:
     roles.
     """
     speeches = {f"role{number:05d}": speech(number) for number in range(num_roles)}
-    train = {name: Counter(said[cut:]) for name, (said, cut) in speeches.items()}
-    test = {name: Counter(said[:cut]) for name, (said, cut) in speeches.items()}
-    return train, test
+    return (
+        {name: Counter(said[cut:]) for name, (said, cut) in speeches.items()},
+        {name: Counter(said[:cut]) for name, (said, cut) in speeches.items()},
+    )
 
 
 def speech(number: int) -> tuple[list[str], int]:

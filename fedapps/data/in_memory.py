@@ -28,8 +28,7 @@ def is_frame(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array: of NumPy, a tensor, or a Series."""
-    scalar = isinstance(value, np.generic)
-    return hasattr(value, "__array__") and not is_frame(value) and not scalar
+    return hasattr(value, "__array__") and not (is_frame(value) or isinstance(value, np.generic))
 
 
 def data_table(data: Any) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import parquet
 
 from fedapps.data.csv_files import NO_UTF8, read_csv
 from fedapps.data.frame import Frame, check_names, joined, left_out
@@ -205,6 +204,8 @@ def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
 
 
 def _parquet(file: Path) -> Frame:
+    from pyarrow import parquet  # imported here: it takes 40 MB, and other files do without
+
     opened = parquet.ParquetFile(file)
     schema = opened.schema_arrow
     check_names(schema.names)

@@ -179,9 +179,7 @@ def rows_by_person(
     if validation:
         spared = int(np.searchsorted(ends, (0.2 + validation) * len(mine))) + 1
         spared = min(max(spared, tests + 1), last - 1)
-    place = np.empty(last, np.int64)
-    place[order] = np.arange(last)
-    rank = place[np.searchsorted(found, codes)]
+    rank = np.argsort(order)[np.searchsorted(found, codes)]
     return mine[rank >= spared], mine[(rank >= tests) & (rank < spared)], mine[rank < tests]
 
 

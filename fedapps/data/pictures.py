@@ -28,7 +28,8 @@ def read_pictures(
     pixels: npt.NDArray[np.uint8] | None = None
     seen: Counter[str] = Counter()
     brightest = 0
-    for row, cell in enumerate(map(_cell, data.columns[column])):
+    for row, stored in enumerate(data.columns[column]):
+        cell = stored.as_py() or {"bytes": b"", "path": None}
         try:
             content: bytes | None = cell["bytes"]
             with Image.open(cell["path"] if content is None else io.BytesIO(content)) as opened:
@@ -61,10 +62,6 @@ def read_pictures(
     if 0 < brightest < DARK:
         lines.append(f"images of 16 bits go up to {brightest} only: they are nearly black")
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), lines
-
-
-def _cell(cell: Any) -> dict[str, Any]:
-    return cell.as_py() or {"bytes": b"", "path": None}
 
 
 def _upright(opened: Image.Image, seen: Counter[str]) -> Image.Image:

@@ -94,10 +94,8 @@ class Samples:
             }
             found["numbers"] = Columns(**columns)
         classes = tuple(facts.get("classes", ()))
-        account = tuple(facts["account"])
-        return cls(
-            arrays["x"], num_classes=len(classes) or 1, classes=classes, account=account, **found
-        )
+        found["account"] = tuple(facts["account"])
+        return cls(arrays["x"], num_classes=len(classes) or 1, classes=classes, **found)
 
     def take(self, rows: npt.NDArray[Any]) -> "Samples":
         """Return the samples with these numbers, or where a mask is true."""

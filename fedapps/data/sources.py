@@ -50,7 +50,17 @@ def cached(
     )
     if kept := cache.load(key):
         return kept
-    by_file = FILE in wanted.values()
+    entry = _decoded(source, FILE in wanted.values(), decode)
+    import pyarrow as pa  # late: a worker with a warm cache does without
+
+    pa.default_memory_pool().release_unused()  # what the columns took
+    return cache.save(key, *entry) or entry
+
+
+def _decoded(
+    source: Source, by_file: bool, decode: Callable[[Frame, npt.NDArray[np.int64]], cache.Entry]
+) -> cache.Entry:
+    """Return what ``decode`` makes of the splits of a source, with an ``account``."""
     frames, parts = [], []
     for field, setting, part in (
         ("split", source.split_setting, TRAIN),
@@ -65,7 +75,7 @@ def cached(
     data = joined(frames, source.given)
     arrays, facts = decode(data, np.concatenate(parts))
     facts["account"] = [*data.account, *facts.get("account", ())]
-    return cache.save(key, arrays, facts) or (arrays, facts)
+    return arrays, facts
 
 
 def open_split(source: Source, by_file: bool = False) -> Frame:

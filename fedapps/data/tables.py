@@ -148,12 +148,15 @@ def features_of(
     labels = labels_in(data.columns, options.label or label_column(data, source, ""))
     others, named = {*labels, *options.told_apart}, names_in(options.categorical)
     chosen = matching(data.columns, options.features, source, others)
-    numeric: dict[str, npt.NDArray[np.float32]] = {}
+    # filled column by column: memory holds them once
+    numbers = np.empty((len(data), len(chosen)), np.float32)
+    numeric: list[str] = []
     levels: dict[str, npt.NDArray[np.float32]] = {}
     left_out, written, categories = [], [], []
     for name in chosen:
         if name not in named and (found := numbers_in(data, name, source)):
-            numeric[name] = finite(found[0], name, source)
+            numbers[:, len(numeric)] = finite(found[0], name, source)
+            numeric.append(name)
             written += [f"{name}: read as numbers {found[1]}"] * bool(found[1])
             written += [f"{name}: {ROW}"] * _counts_rows(found[0], name)
             continue
@@ -177,7 +180,9 @@ def features_of(
     if not used:
         why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
         raise UserError(f"data.features: no column of {source} is left to learn from{why}")
-    return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
+    if len(numeric) < len(chosen):
+        numbers = np.column_stack([numbers[:, : len(numeric)], *levels.values()])
+    return numbers[:, None, None, :], Columns(
         used=(*numeric, *levels),
         left_out=tuple(left_out),
         categories=tuple(categories),
