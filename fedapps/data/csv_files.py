@@ -35,7 +35,7 @@ def _header(path: Path) -> tuple[list[str], str, str, int]:
     """
     with pa.input_stream(str(path)) as file:
         head = file.read(SMALL)
-        head += b"" if b"\n" in head else file.read(BLOCK)
+        head += b"" if b"\n" in head[SMALL // 2 :] else file.read(BLOCK)
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
     given = re.match(r"\s*sep=(.)\r?\n", text)  # a line that Excel understands

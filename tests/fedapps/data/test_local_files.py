@@ -389,3 +389,13 @@ print(pa.default_memory_pool().max_memory() / table.nbytes)
 def test_a_parquet_file_is_not_held_beside_its_values(tmp_path):
     words = [sys.executable, "-c", ALLOCATED, str(tmp_path / "t.parquet")]
     assert float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) < 1.5
+
+
+@pytest.mark.parametrize("long", ["name", "cell"])
+def test_a_csv_with_a_line_of_several_megabytes_is_read(long, tmp_path):
+    file, word = tmp_path / "long.csv", "w" * (6 << 20)
+    name, cell = (word, "x") if long == "name" else ("b", word)
+    file.write_text(f"a,{name}\n" + "1,y\n" * 5 + f"2,{cell}\n3,y\n")
+    columns = read_csv(file).columns
+    assert columns["a"].to_pylist() == [1, 1, 1, 1, 1, 2, 3]
+    assert columns[name][5].as_py() == cell
