@@ -19,8 +19,8 @@ from fedapps.data.columns import label_column
 from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
-from fedapps.data.tables import ROW_NUMBERS, matching
-from fedapps.errors import UserError
+from fedapps.data.tables import matching
+from fedapps.errors import UserError, refuse_first
 
 BATCH = 1000
 
@@ -50,37 +50,29 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     except the ``others``. Raises ``UserError``.
     """
     depths = depths_of(data)
-    if wanted:
-        chosen = matching(data.columns, wanted, source)
-        for name in chosen:
-            if depths[name] is None:
-                raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not "
-                    "numbers"
-                )
-            if name in others:
-                raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} is the label or the client: "
-                    "leave it out"
-                )
-        return chosen
-    free = {
-        name: depth
-        for name, depth in depths.items()
-        if depth is not None and name not in (*others, *ROW_NUMBERS)
-    }
-    arrays = [name for name, depth in free.items() if depth]
-    if len(arrays) > 1:
-        raise UserError(
+    chosen = matching(data.columns, wanted, source, others)
+    free = [name for name in chosen if depths[name] is not None]
+    arrays = [name for name in free if depths[name]]
+    refuse_first(
+        *(
+            (
+                wanted and depths[name] is None,
+                f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not numbers",
+            )
+            for name in chosen
+        ),
+        (
+            not wanted and len(arrays) > 1,
             f"data.features: {source} has several columns of arrays, name one, or those that are "
-            f"channels: {some(arrays)}"
-        )
-    if not free:
-        raise UserError(
+            f"channels: {some(arrays)}",
+        ),
+        (
+            not free,
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{some(data.columns)}"
-        )
-    return arrays or list(free)
+            f"{some(data.columns)}",
+        ),
+    )
+    return free if wanted else arrays or free
 
 
 def read_numbers(
@@ -97,13 +89,17 @@ def read_numbers(
     for start in range(0, len(data), BATCH):
         cells = [_values(data.columns[n].slice(start, BATCH), n, source, start) for n in columns]
         stored = cells[0].shape[1:]
-        for name, cell in zip(columns, cells, strict=True):
-            if cell.shape[1:] != stored:
-                raise UserError(
+        refuse_first(
+            *(
+                (
+                    cell.shape[1:] != stored,
                     f"data.features: column {name!r} of {source} holds {_size(cell.shape[1:])} a "
                     f"sample, {columns[0]!r} "
-                    f"{_size(stored)}: channels must be of one shape"
+                    f"{_size(stored)}: channels must be of one shape",
                 )
+                for name, cell in zip(columns, cells, strict=True)
+            )
+        )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
         if out is None:
             pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored[1:] or shape)
@@ -123,9 +119,8 @@ def read_numbers(
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
         file = f", of {data.columns[FILE][row]}" if FILE in data.columns else ""
-        fills = source.is_site and not shape
-        tables = ", choose task=tabular with sites.columns, which fills them" * fills
-        remedy = f"fill or drop them{tables}"
+        tables = ", choose task=tabular with sites.columns, which fills them"
+        remedy = "fill or drop them" + tables * (source.is_site and not shape)
         raise UserError(
             f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
             f"NaN, infinity or no value (first: column {column!r}, row "
@@ -155,21 +150,21 @@ def _as_planes(
     out: npt.NDArray[Any], columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     stored = out.shape[1:]
-    if shape:
-        if math.prod(shape) != math.prod(stored):
-            raise UserError(
-                f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
-                f"sample of {source} "
-                f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}"
-            )
-        out = out.reshape(len(out), *shape)
-    if out.ndim > 4:
-        raise UserError(
+    refuse_first(
+        (
+            shape and math.prod(shape) != math.prod(stored),
+            f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
+            f"sample of {source} "
+            f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}",
+        ),
+        (
+            not shape and len(stored) > 3,
             f"data.shape = '': a sample of {source} is {_size(stored)}: give the at most three "
-            "axes it is to have"
-        )
-    if out[0].size == 0:
-        raise UserError(f"{source.given}: the samples in {some(columns)} are empty")
+            "axes it is to have",
+        ),
+        (not math.prod(stored), f"{source.given}: the samples in {some(columns)} are empty"),
+    )
+    out = out.reshape(len(out), *(shape or stored))
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:

@@ -1,16 +1,20 @@
-"""Columns of a data set: checked, and read as labels, as the client of each sample, or
-as its part.
+"""Columns of a data set: checked, and read as labels, as the client or the part of each
+sample, or as its group, for measures by group (``algorithms.fairness.groups``).
 """
 
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
-from fedapps.data.frame import Column, Frame, is_list, some
+from fedapps.data.frame import Column, Frame, is_list, is_number, some
+from fedapps.data.samples import Categorical, Indices
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 
 LABEL_NAMES = (
     "label",
@@ -23,8 +27,12 @@ LABEL_NAMES = (
     "digit",
     "activity",
 )
+#: More values than this are no groups: clients report some sixty numbers for each.
+MAX_GROUPS = 20
 #: What predicts numbers.
 REGRESSION = "task = 'regression'"
+#: Of each sample its client's.
+Names = npt.NDArray[np.str_]
 
 
 def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
@@ -46,20 +54,23 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
 def check_plain(data: Frame, setting: str, column: str) -> None:
     """Raise ``UserError`` unless a column has one value per sample."""
     kind = data.columns[column].type
-    if (size := getattr(kind, "list_size", 0)) and not is_list(kind.value_type):
-        flat = "ravel()" if size == 1 else "argmax(1) where they are one number per class"
-        raise UserError(
+    size = getattr(kind, "list_size", 0)
+    flat = "ravel()" if size == 1 else "argmax(1) where they are one number per class"
+    refuse_first(
+        (
+            size and not is_list(kind.value_type),
             f"{setting} = {column!r}: has the shape (N, {size}): give one value per sample, as "
-            f"{column}.{flat}"
-        )
-    if str(kind).startswith("struct<") or is_list(kind):
-        raise UserError(
+            f"{column}.{flat}",
+        ),
+        (
+            str(kind).startswith("struct<") or is_list(kind),
             f"{setting} = {column!r}: holds no plain value per sample, name another of "
-            f"{some(data.columns)}"
-        )
+            f"{some(data.columns)}",
+        ),
+    )
 
 
-def labels_of(data: Frame, source: Source, label: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+def labels_of(data: Frame, source: Source, label: str) -> tuple[Indices, list[str]]:
     """Return the class indices (N,) in a column ("": detected by name) and what the
     classes are called.
     """
@@ -68,28 +79,31 @@ def labels_of(data: Frame, source: Source, label: str) -> tuple[npt.NDArray[np.i
     # Labels of a ClassLabel are class indices already; others (letters, 1..26) are
     # numbered in sorted order.
     values, labels = numbered(data, label, source.first_row)
-    if label in data.classes:
-        if values.min() < 0:
-            raise UserError(
-                f"data.label = {label!r}: {source} has samples without a label in this split"
-            )
-        return values[labels].astype(np.int64), [str(name) for name in data.classes[label]]
-    if values.dtype.kind == "f" and (values != np.floor(values)).any():
-        raise UserError(
+    noted = label in data.classes
+    refuse_first(
+        (
+            noted and values.min() < 0,
+            f"data.label = {label!r}: {source} has samples without a label in this split",
+        ),
+        (
+            not noted and values.dtype.kind == "f" and (values != np.floor(values)).any(),
             f"data.label = {label!r}: holds fractions in {source}, which are no classes: name "
             "another column, "
-            f"or predict numbers: {REGRESSION}"
-        )
-    if len(values) > max(20, len(labels) // 2):
-        raise UserError(
+            f"or predict numbers: {REGRESSION}",
+        ),
+        (
+            not noted and len(values) > max(20, len(labels) // 2),
             f"data.label = {label!r}: has {len(values)} different values in {len(labels)} samples "
             f"of {source}: name a column of classes"
-            + (f", or predict numbers: {REGRESSION}" if values.dtype.kind in "iuf" else "")
-        )
+            + (f", or predict numbers: {REGRESSION}" if values.dtype.kind in "iuf" else ""),
+        ),
+    )
+    if noted:
+        return values[labels].astype(np.int64), [str(name) for name in data.classes[label]]
     return labels, _named(values)
 
 
-def groups_of(data: Frame, source: Source, column: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+def groups_of(data: Frame, source: Source, column: str) -> tuple[Indices, list[str]]:
     """Return the natural client (N,) of every sample, as an index into the list of
     names, and this list.
     """
@@ -98,21 +112,24 @@ def groups_of(data: Frame, source: Source, column: str) -> tuple[npt.NDArray[np.
     return natural, _named(ids)
 
 
-def parts_of(data: Frame, column: str) -> npt.NDArray[np.int64]:
+def parts_of(data: Frame, column: str) -> Indices:
     """Return the part (N,) of each sample that a column names: TRAIN, VALIDATION or
     TEST. Raises ``UserError``.
     """
     values, at = numbered(data.by_name(), column)
     words = [str(value) for value in values.tolist()]
-    strange = sorted({word for word in words if word.strip().lower() not in PART_NAMES})
-    if strange:
-        raise UserError(
-            f"data.part = {column!r}: holds {strange[0]!r}: the parts are {', '.join(PART_NAMES)}"
-        )
-    parts = np.array([PART_NAMES[word.strip().lower()] for word in words])[at]
-    if not (parts == TRAIN).any():
-        raise UserError(f"data.part = {column!r}: no sample of it is for training (train)")
-    return parts
+    named = [PART_NAMES.get(word.strip().lower()) for word in words]
+    refuse_first(
+        *(
+            (
+                part is None,
+                f"data.part = {column!r}: holds {word!r}: the parts are {', '.join(PART_NAMES)}",
+            )
+            for word, part in zip(words, named, strict=True)
+        ),
+        (TRAIN not in named, f"data.part = {column!r}: no sample of it is for training (train)"),
+    )
+    return np.array(named)[at]
 
 
 def _named(values: npt.NDArray[Any]) -> list[str]:
@@ -129,20 +146,23 @@ def label_column(data: Frame, source: Source, name: str) -> str:
     only ClassLabel. It may hold arrays.
     """
     usual = [column for column in LABEL_NAMES if column in data.columns]
-    if not name and not usual and len(data.classes) != 1:
-        if set(data.columns) == data.images:
-            raise UserError(
-                f"data.label: the pictures of {source} lie in one folder, and no class is known: "
-                "put those of each class into a folder of its name"
-            )
-        raise UserError(
+    unknown = not name and not usual and len(data.classes) != 1
+    refuse_first(
+        (
+            unknown and set(data.columns) == data.images,
+            f"data.label: the pictures of {source} lie in one folder, and no class is known: "
+            "put those of each class into a folder of its name",
+        ),
+        (
+            unknown,
             f"data.label: no label column found in {source}, name one of {some(data.columns)},"
-            f" as data.label={[*data.columns][-1]}"
-        )
+            f" as data.label={[*data.columns][-1]}",
+        ),
+    )
     return name or (usual or list(data.classes))[0]
 
 
-def coded(column: Column) -> tuple[list[Any], npt.NDArray[np.int64]]:
+def coded(column: Column) -> tuple[list[Any], Indices]:
     """Return the different values of a column, sorted, and the number (N,) of that in
     each cell, -1 where one is missing or NaN.
     """
@@ -154,9 +174,7 @@ def coded(column: Column) -> tuple[list[Any], npt.NDArray[np.int64]]:
     return [found[k] for k in order], place[parts.indices.fill_null(-1).to_numpy()]
 
 
-def numbered(
-    data: Frame, name: str, first: int = 0
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def numbered(data: Frame, name: str, first: int = 0) -> tuple[npt.NDArray[Any], Indices]:
     """Return the different values of a column, sorted, and the number (N,) of that in
     each cell. Raises ``UserError`` if some are missing.
 
@@ -170,3 +188,69 @@ def numbered(
             f"{int(missing.argmax()) + first}): fill or drop them"
         )
     return np.asarray(values), codes
+
+
+def word(value: Any) -> str:
+    """Return a value as written in the settings: 1.0 as 1, true as 1, and numbers of
+    people with all their digits.
+    """
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def grouped(column: Column, name: str, edges: tuple[float, ...] = ()) -> Categorical:
+    """Return the group of every sample, -1 where the value is missing: of the values of
+    a column or, with ``edges``, between these limits of its numbers.
+
+    Raises ``UserError`` if the values make no groups.
+    """
+    levels, codes = coded(column)
+    numeric = is_number(column.type) and str(column.type) != "bool"
+    remedy = ": set data.group-edges, limits between numbers" * (numeric and bool(levels))
+    refuse_first(
+        (
+            not edges and not 1 < len(levels) <= MAX_GROUPS,
+            f"data.group = {name!r}: the column has {len(levels)} values, from 2 to "
+            f"{MAX_GROUPS} can be groups{remedy}",
+        ),
+        (
+            edges and not numeric,
+            f"data.group-edges: is for a column of numbers, but {name!r} holds text: leave it ''",
+        ),
+    )
+    if not edges:
+        return Categorical(codes, tuple(map(word, levels)))
+    place = np.append(np.digitize(np.array(levels, float), edges), -1)
+    inner = (f"{a:g} to below {b:g}" for a, b in pairwise(edges))
+    return Categorical(place[codes], (f"below {edges[0]:g}", *inner, f"from {edges[-1]:g}"))
+
+
+def check_persons(persons: Indices, names: Sequence[str], clients: Indices, column: str) -> None:
+    """Raise ``UserError`` for a person (``data.group-split``) at several clients, given
+    the number (N,) of both for every sample, and the persons' names.
+    """
+    pairs = np.unique(np.stack([persons, clients]), axis=1)[0]
+    if len(shared := pairs[:-1][pairs[1:] == pairs[:-1]]):
+        raise UserError(
+            f"data.group-split = {column!r}: {len(set(shared))} persons have rows at several "
+            f"clients, {names[shared[0]]!r} for one: a test sample of one client could "
+            "be of a person whom another trains on. Name a column within clients"
+        )
+
+
+def digest(value: str) -> str:
+    """Return the name of the client with this value: not the value itself, which may
+    name a person and stays at the site.
+    """
+    return blake2b(value.encode(), digest_size=6).hexdigest()
+
+
+def rows_of(owners: Names, client_id: int | str) -> Indices:
+    """Return the rows of the client ``SITE:NAME`` among those of ``owners`` (N,).
+    Raises ``UserError`` if there are none.
+    """
+    mine = np.flatnonzero(owners == str(client_id).rpartition(":")[2])
+    if not len(mine):
+        raise UserError(f"client {client_id!r} has no rows at this site")
+    return mine

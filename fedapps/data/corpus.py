@@ -98,13 +98,11 @@ def generate(num_roles: int) -> tuple[Texts, Texts]:
     The corpus is the same in every run, and role i does not depend on the number of
     roles.
     """
-    train: Texts = {}
-    test: Texts = {}
-    for number in range(num_roles):
-        said, cut = speech(number)
-        name = f"role{number:05d}"
-        test[name], train[name] = Counter(said[:cut]), Counter(said[cut:])
-    return train, test
+    speeches = {f"role{number:05d}": speech(number) for number in range(num_roles)}
+    return (
+        {name: Counter(said[cut:]) for name, (said, cut) in speeches.items()},
+        {name: Counter(said[:cut]) for name, (said, cut) in speeches.items()},
+    )
 
 
 def speech(number: int) -> tuple[list[str], int]:

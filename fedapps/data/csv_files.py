@@ -20,26 +20,33 @@ MISSING = (
     *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
     *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
-#: The most bytes of a line. So many are read at a time: a block of a wide table then
-#: holds many of its rows.
-BLOCK = 1 << 24
+#: The most bytes of a line. Tables of so many columns are read by as many at a time: a
+#: block then holds many of their rows.
+BLOCK, WIDE = 1 << 24, 500
+#: Bytes of a block of other tables: Arrow holds a multiple of it beside the columns.
+SMALL = 1 << 22
 NO_UTF8 = "it is no UTF-8: save it as that"
 NAMELESS = "its first line holds values: write the names of the columns there, and nowhere else"
 
 
-def read_csv(path: Path) -> Frame:
-    """Return the columns of a file: whole numbers, floats, or text."""
+def _header(path: Path) -> tuple[list[str], str, str, int]:
+    """Return the names of the columns of a file, its delimiter, its encoding, and the
+    number of lines before the names.
+    """
     with pa.input_stream(str(path)) as file:
-        head = file.read(BLOCK)
+        head = file.read(SMALL)
+        head += b"" if b"\n" in head[SMALL // 2 :] else file.read(BLOCK)
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
     given = re.match(r"\s*sep=(.)\r?\n", text)  # a line that Excel understands
     body = text[given.end() :] if given else text.lstrip("\r\n")
-    if not body:
-        raise ValueError("it has no rows")
     header = re.split("[\r\n]", body, maxsplit=1)[0]
-    if "\0" in body or "\ufffd" in header:
-        raise ValueError(NO_UTF8)
+    for broken, why in (
+        (not body, "it has no rows"),
+        ("\0" in body or "\ufffd" in header, NO_UTF8),
+    ):
+        if broken:
+            raise ValueError(why)
     delimiter = given[1] if given else max(",;\t|", key=re.sub('"[^"]*"', "", header).count)
     names = [name.strip() for name in next(csv.reader(io.StringIO(body, ""), delimiter=delimiter))]
     counted = [[str(place + first) for place in range(len(names))] for first in (0, 1)]
@@ -48,6 +55,15 @@ def read_csv(path: Path) -> Frame:
         raise ValueError(NAMELESS)
     names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]  # as pandas does
     check_names(names)
+    before = text[: len(text) - len(body)]
+    return names, delimiter, encoding, len(re.findall(r"\r\n?|\n", before))
+
+
+def read_csv(path: Path, block: int = SMALL) -> Frame:
+    """Return the columns of a file: whole numbers, floats, or text. ``block``: the
+    bytes that are read at a time; a line with more is read by larger blocks.
+    """
+    names, delimiter, encoding, skipped = _header(path)
     try:
         # threads of Arrow abort the process if it ends soon after; rows are numbered
         # only without them
@@ -56,10 +72,10 @@ def read_csv(path: Path) -> Frame:
             arrow_csv.ReadOptions(
                 use_threads=False,
                 column_names=names,
-                skip_rows=len(re.findall(r"\r\n?|\n", text[: len(text) - len(body)])),
+                skip_rows=skipped,
                 skip_rows_after_names=1,
                 encoding=encoding,
-                block_size=BLOCK,
+                block_size=block if len(names) < WIDE else BLOCK,
             ),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow_csv.ConvertOptions(
@@ -76,6 +92,8 @@ def read_csv(path: Path) -> Frame:
                 "many, and remove lines that are not of the table"
             ) from None
         if "straddl" in str(error):
+            if block < BLOCK:
+                return read_csv(path, BLOCK)
             raise ValueError("a quotation mark is not closed, or no line ends") from None
         raise ValueError(NO_UTF8) from None
     named = [name for name in names if not is_number(name)]
@@ -109,6 +127,7 @@ def _typed(
     points = {}
     for name in names:
         text = texts.pop(0)  # freed: memory holds either the text or the numbers
+        pa.default_memory_pool().release_unused()
         columns[name] = number = _numbers(text)
         if number.type == pa.float64() and may_have_thousands(text[:1000].to_pylist()):
             points[name] = text

@@ -19,10 +19,9 @@ import numpy.typing as npt
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
-from fedapps.data.samples import Samples
-from fedapps.errors import UserError, reason
+from fedapps.data.samples import Indices, Samples
+from fedapps.errors import UserError, reason, refuse_first
 
-Indices = npt.NDArray[np.int64]
 #: The classes of the samples, for ``partition_by``.
 LABEL = "label"
 #: Go by a column that has to be named: by the classes they would make a client of each.
@@ -46,16 +45,18 @@ def column_by(options: DataOptions) -> str:
     if not options.partition.startswith(FLOWER):
         return ""
     named = options.arguments.get("partition_by")
-    if named is None and options.partition.removeprefix(FLOWER) in BY_COLUMN:
-        raise UserError(
+    refuse_first(
+        (
+            named is None and options.partition.removeprefix(FLOWER) in BY_COLUMN,
             f"data.partition = {options.partition!r}: name a column: data.partition-arguments = "
-            "'partition_by = \"...\"'"
-        )
-    if named is not None and not isinstance(named, str):
-        raise UserError(
+            "'partition_by = \"...\"'",
+        ),
+        (
+            named is not None and not isinstance(named, str),
             f"data.partition-arguments: partition_by = {named!r}: must be the name of a column, in "
-            "quotation marks"
-        )
+            "quotation marks",
+        ),
+    )
     return named or LABEL
 
 
@@ -97,40 +98,42 @@ def dealt(samples: Samples, options: DataOptions, num_clients: int, seed: int) -
 def _parts(samples: Samples, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     kind, given = _class_of(options), options.arguments
     wanted = inspect.signature(kind).parameters
-    own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed, "partition_by": "by"}
-    if "num_partitions" in given:
-        raise UserError(
+    takes = [name for name in wanted if name != "num_partitions"]
+    known = {"num_partitions": num_clients, "seed": seed, **given, "partition_by": "by"}
+    passed = {name: value for name, value in known.items() if name in wanted}
+    by = column_by(options)
+    refuse_first(
+        (
+            "num_partitions" in given,
             "data.partition-arguments: num_partitions is the number of clients: set num-clients "
-            "(--nodes) instead"
-        )
-    for name in given:
-        if name not in wanted:
-            options_of_it = [name for name in wanted if name != "num_partitions"]
-            raise UserError(
+            "(--nodes) instead",
+        ),
+        *(
+            (
+                name not in wanted,
                 f"data.partition-arguments: {options.partition.removeprefix(FLOWER)} has no "
                 f"argument {name!r}: "
-                f"{nearest(name, options_of_it)}it has {', '.join(options_of_it) or 'none'}"
+                f"{nearest(name, takes)}it has {', '.join(takes) or 'none'}",
             )
-    passed = {
-        name: value
-        for name, value in {**own, **given, "partition_by": "by"}.items()
-        if name in wanted
-    }
-    for name, parameter in wanted.items():
-        if name not in passed and parameter.default is parameter.empty:
-            raise UserError(
+            for name in given
+        ),
+        *(
+            (
+                name not in passed and parameter.default is parameter.empty,
                 f"data.partition = {options.partition!r}: needs {name}: data.partition-arguments = "
-                f"'{name} = ...'"
+                f"'{name} = ...'",
             )
+            for name, parameter in wanted.items()
+        ),
+        (
+            samples.by is None and by not in (LABEL, options.label),
+            f"data.partition-arguments: partition_by = {by!r}: this task deals by {LABEL!r} only",
+        ),
+    )
     if "distribution_array" in passed:
         passed["distribution_array"] = np.asarray(passed["distribution_array"])
     rows = np.random.default_rng(seed).permutation(samples.dealt)
     values = samples.labels if samples.by is None else samples.by
-    if samples.by is None and column_by(options) not in (LABEL, options.label):
-        raise UserError(
-            f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by "
-            f"{LABEL!r} only"
-        )
     try:
         return partitioned(kind(**passed), values, rows)
     except (
@@ -177,11 +180,12 @@ def _class_of(options: DataOptions) -> Any:
     from flwr_datasets import partitioner
 
     name = options.partition.removeprefix(FLOWER)
-    if name in OTHERS:
-        raise UserError(f"data.partition = {options.partition!r}: {OTHERS[name]}")
-    if name not in names():
-        raise UserError(
+    refuse_first(
+        (name in OTHERS, f"data.partition = {options.partition!r}: {OTHERS.get(name)}"),
+        (
+            name not in names(),
             f"data.partition = {options.partition!r}: {nearest(name, names())}choose one of "
-            f"{', '.join(names())}"
-        )
+            f"{', '.join(names())}",
+        ),
+    )
     return getattr(partitioner, name)

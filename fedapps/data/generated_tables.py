@@ -131,16 +131,15 @@ def diabetes(num_clients: int) -> Columns:
     """Return the 442 patients, dealt at random to ``num_clients`` clients: ten
     measurements, and how far the disease has gone in a year.
     """
-    files = [bundled(f"diabetes_{part}.csv.gz") for part in ("data_raw", "target")]
-    rows = np.column_stack(files)  # (442, 11), the target last
+    # (442, 11), the target last
+    rows = np.column_stack([bundled(f"diabetes_{one}.csv.gz") for one in ("data_raw", "target")])
     if not 1 <= num_clients <= (most := len(rows) // 5):
         raise UserError(
             f"num-clients = {num_clients}: a client needs 5 of the {len(rows)} rows of diabetes: "
             f"choose 1..{most}"
         )
     order = generator(0, "diabetes").permutation(len(rows))
-    owner = np.empty(len(rows), np.int64)
-    owner[order] = np.arange(len(rows)) % num_clients
+    owner = np.argsort(order) % num_clients
     names = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "target")
     columns: Columns = {name: rows[:, place] for place, name in enumerate(names)}
     return columns | {"client": np.array([f"client{number:05d}" for number in owner])}

@@ -14,11 +14,9 @@ import numpy.typing as npt
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Samples
+from fedapps.data.samples import Indices, Samples
 from fedapps.data.source import TEST, VALIDATION
 from fedapps.errors import UserError
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

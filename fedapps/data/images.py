@@ -1,19 +1,24 @@
 """Samples with a class: scikit-learn's digits, or images or arrays of a local folder or
-a hub set (``fedapps.data.sources``).
+a hub set (``fedapps.data.sources``), also a synthetic set of fedevg, fedcgan or
+fedcvae; and the server's public unlabelled images for distillation.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,
+    check_persons,
     check_plain,
+    grouped,
     groups_of,
     label_column,
     labels_of,
@@ -23,12 +28,11 @@ from fedapps.data.columns import (
 from fedapps.data.flower_partitioners import LABEL, column_by
 from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
-from fedapps.data.sample_groups import check_persons, grouped
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import FILE, TRAIN, Source
-from fedapps.data.sources import cached, digits_table
-from fedapps.data.tables import ROW_NUMBERS, features_of, labels_in, matching, resolved
-from fedapps.errors import UserError
+from fedapps.data.sources import cached, digits_table, quiet
+from fedapps.data.tables import features_of, labels_in, matching, resolved
+from fedapps.errors import UserError, refuse_first
 
 #: Settings of data in files, which the bundled digits do not have.
 OF_FILES = (
@@ -36,6 +40,9 @@ OF_FILES = (
     *("group", "group-split"),
 )
 IMAGE_NAMES = ("image", "img", "images", "x")
+#: Number of patches cut from the photographs if ``public.samples`` is 0.
+PATCHES = 4000
+Shape = tuple[int, int, int]
 
 
 def read_samples(
@@ -87,26 +94,6 @@ def _columns(options: DataOptions) -> dict[str, str]:
     }
 
 
-def read_pixels(options: PublicOptions) -> npt.NDArray[np.uint8]:
-    """Read only the images (N, C, H, W) of a public set.
-
-    Raises UserError, naming the setting under ``public.`` at fault.
-    """
-    source = Source(options.source, options.split, table="public")
-
-    def decode(data: Frame, *_: Any) -> Entry:
-        check_columns(data, source, {"public.image": options.image})
-        column = _find_image(data, source, options.image)
-        from fedapps.data.pictures import read_pictures  # imported here: others do without
-
-        pixels, account = read_pictures(data, column, source, options.resize)
-        return {"pixels": pixels}, {"account": account}
-
-    wanted = {"image": options.image, "label": "none", "resize": str(options.resize)}
-    arrays, _ = cached(source, wanted, decode)
-    return arrays["pixels"]
-
-
 def _digits(options: DataOptions) -> Samples:
     of_files, by = "the digits have no such column", column_by(options)
     for key, value, reason in (
@@ -116,9 +103,8 @@ def _digits(options: DataOptions) -> Samples:
         ("test", options.test, "the digits have one split"),
         ("validation-split", options.validation_split, "the digits have one split"),
     ):
-        if value:
-            unset = "''" if isinstance(value, str) else 0
-            raise UserError(f"data.{key} = {value!r}: {reason}: leave it {unset}")
+        unset = "''" if isinstance(value, str) else 0
+        refuse_first((value, f"data.{key} = {value!r}: {reason}: leave it {unset}"))
     rows = digits_table()
     # (1797, 1, 8, 8), values 0..16
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
@@ -182,9 +168,8 @@ def decode(
         groups = grouped(data.by_names(options.group), options.group, options.edges)
         arrays["groups"], names["groups"] = groups.codes, groups.names
     if options.group_split:
-        persons, names["persons"] = groups_of(data, source, options.group_split)
-        check_persons(persons, names["persons"], arrays["clients"], options.group_split)
-        arrays["persons"] = persons
+        arrays["persons"], names["persons"] = groups_of(data, source, options.group_split)
+        check_persons(arrays["persons"], names["persons"], arrays["clients"], options.group_split)
     if by:
         values, place = numbered(data, by)  # names are numbered in their order
         arrays["by"] = values[place] if values.dtype.kind in "biuf" else place
@@ -202,18 +187,12 @@ def is_table(data: Frame, source: Source, options: DataOptions) -> bool:
     """Return whether samples are rows of plain numbers, texts and classes: not images,
     and not arrays or the channels of arrays.
     """
-    if options.image or options.shape or data.images:
-        return False
     from fedapps.data.arrays import depths_of  # imported here: other sets do without
 
     depths = depths_of(data)
-    others = {*options.told_apart, options.label, *ROW_NUMBERS}
-    free = (
-        matching(data.columns, options.features, source)
-        if options.features
-        else [name for name in depths if name not in others]
-    )
-    return not any(depths[name] for name in free)
+    others = (*options.told_apart, options.label)
+    free = matching(data.columns, options.features, source, others)
+    return not (options.image or options.shape or data.images or any(depths[n] for n in free))
 
 
 def _inputs(
@@ -222,12 +201,20 @@ def _inputs(
     """Return the samples (N, C, H, W), the images of a set that has them, else its
     arrays, the columns that they are from, and what is to be said of them.
     """
-    if not options.features and (options.image or data.images):
-        if options.shape:
-            raise UserError(
-                f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
-                f"it '' (or set {source.table}.resize)"
-            )
+    pictures = not options.features and bool(options.image or data.images)
+    refuse_first(
+        (
+            pictures and options.shape,
+            f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
+            f"it '' (or set {source.table}.resize)",
+        ),
+        (
+            not pictures and options.resize,
+            f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
+            "leave it 0",
+        ),
+    )
+    if pictures:
         column = _find_image(data, source, options.image)
         from fedapps.data.pictures import read_pictures
 
@@ -236,15 +223,9 @@ def _inputs(
     # imported here: no other set needs it
     from fedapps.data.arrays import number_columns, read_numbers
 
-    if options.resize:
-        raise UserError(
-            f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
-            "leave it 0"
-        )
     others = (label_column(data, source, options.label), *options.told_apart)
     columns = number_columns(data, source, options.features, others)
-    samples = read_numbers(data, columns, source, options.axes, options.channels)
-    return samples, columns, []
+    return read_numbers(data, columns, source, options.axes, options.channels), columns, []
 
 
 def _find_image(data: Frame, source: Source, name: str) -> str:
@@ -252,19 +233,130 @@ def _find_image(data: Frame, source: Source, name: str) -> str:
     common name.
     """
     columns, images = some(data.columns), sorted(data.images)
-    if name:
-        if name not in images:
-            raise UserError(
-                f"{source.table}.image = {name!r}: is not an image column; {source} has the "
-                f"columns {columns}; arrays and numbers are named by data.features"
-            )
-        return name
-    if not images:
-        raise UserError(f"{source.given}: holds no images; its columns are {columns}")
     usual = [column for column in IMAGE_NAMES if column in images]
-    if len(images) > 1 and not usual:
-        raise UserError(
+    refuse_first(
+        (
+            name and name not in images,
+            f"{source.table}.image = {name!r}: is not an image column; {source} has the "
+            f"columns {columns}; arrays and numbers are named by data.features",
+        ),
+        (not images, f"{source.given}: holds no images; its columns are {columns}"),
+        (
+            not name and len(images) > 1 and not usual,
             f"{source.table}.image: {source} has several image columns, name one of "
-            f"{', '.join(images)}"
+            f"{', '.join(images)}",
+        ),
+    )
+    return name or (images if len(images) == 1 else usual)[0]
+
+
+def save_set(folder: Path, x: npt.NDArray[Any], y: npt.NDArray[Any], num_classes: int) -> None:
+    """Write images (M, C, H, W) in [0, 1] and labels (M,) as what
+    ``datasets.load_from_disk`` reads: ``image``, ``label``.
+    """
+    import datasets  # late: it takes a second
+    from PIL import Image
+
+    pixels = np.round(np.clip(x, 0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    pictures = [Image.fromarray(p[:, :, 0] if p.shape[2] == 1 else p) for p in pixels]
+    labels = datasets.ClassLabel(names=[str(label) for label in range(num_classes)])
+    features = datasets.Features({"image": datasets.Image(), "label": labels})
+    made = datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features)
+    with quiet():
+        made.save_to_disk(str(folder))
+
+
+def read_set(source: str) -> Samples:
+    """Return the set in a folder. ``UserError`` names the setting
+    ``data.synthetic``.
+    """
+    return read_samples(DataOptions(), source=Source(source, key="synthetic"))
+
+
+def load_public(
+    options: PublicOptions, shape: Shape, task: str, seed: int
+) -> npt.NDArray[np.float32]:
+    """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H,
+    W). Raises ``UserError``.
+    """
+    photos = options.source in ("auto", "photos")
+    refuse_first(
+        (
+            options.source == "auto" and task != "digits",
+            "public.source = 'auto': this method distils on unlabelled images, and only the "
+            "digits have some by themselves: "
+            "name a folder or a hub data set of images like the clients', or 'photos'",
+        ),
+        (
+            photos and (shape[0] not in (1, 3) or shape[1] == 1),
+            f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
+            "name another source",
+        ),
+        (
+            photos and options.resize,
+            f"public.resize = {options.resize}: patches of the photographs have the task's "
+            "shape: leave it 0",
+        ),
+    )
+    if photos:
+        return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
+    source = Source(options.source, options.split, table="public")
+
+    def decode_pixels(data: Frame, *_: Any) -> Entry:
+        check_columns(data, source, {"public.image": options.image})
+        column = _find_image(data, source, options.image)
+        from fedapps.data.pictures import read_pictures  # imported here: others do without
+
+        found, account = read_pictures(data, column, source, options.resize)
+        return {"pixels": found}, {"account": account}
+
+    wanted = {"image": options.image, "label": "none", "resize": str(options.resize)}
+    pixels = cached(source, wanted, decode_pixels)[0]["pixels"]
+    if 0 < options.samples < len(pixels):
+        pixels = pixels[np.arange(options.samples) * len(pixels) // options.samples]
+    values = pixels.astype(np.float32) / np.float32(255)
+    if options.resize and values.shape[1] != shape[0]:
+        values = np.repeat(values.mean(1, keepdims=True), shape[0], axis=1)
+    if values.shape[1:] != shape:
+        raise UserError(
+            f"public.source = {options.source!r}: its images are {_size(values.shape[1:])}, the "
+            f"task's {_size(shape)}: "
+            + (
+                f"set public.resize = {shape[1]}"
+                if shape[1] == shape[2]
+                else "name a set of the same shape"
+            )
         )
-    return images[0] if len(images) == 1 else usual[0]
+    return np.ascontiguousarray(values)
+
+
+def patches(count: int, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Return ``count`` square patches of two photographs, of random position and size,
+    as images of ``shape`` (C, H, W) in [0, 1].
+
+    Their contrast is stretched, which makes edges resemble strokes of a pen.
+    """
+    from PIL import Image  # imported here: no other run needs these
+    from sklearn.datasets import load_sample_images
+
+    channels, height, width = shape
+    photos = [
+        Image.fromarray(photo).convert("L" if channels == 1 else "RGB")
+        for photo in load_sample_images().images
+    ]
+    out = np.empty((count, height, width, channels), np.float32)
+    for row in range(count):
+        photo = photos[int(rng.integers(len(photos)))]
+        side = int(rng.integers(max(height, width), min(photo.size) // 2))
+        left, top = (int(rng.integers(length - side)) for length in photo.size)
+        cutting = photo.resize(
+            (width, height), Image.Resampling.BILINEAR, (left, top, left + side, top + side)
+        )
+        values = np.asarray(cutting, np.float32).reshape(height, width, -1)
+        low, high = values.min(), values.max()
+        out[row] = (values - low) / max(high - low, 1)
+    return np.ascontiguousarray(out.transpose(0, 3, 1, 2))
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedapps.data import cache
 from fedapps.data.frame import check_names
-from fedapps.errors import UserError, reason
+from fedapps.errors import UserError, reason, refuse_first
 
 #: Names of arrays, and the setting that each of them answers.
 ARRAYS = {"x": "", "y": "label", "client": "natural_id", "part": "part"}
@@ -28,8 +28,7 @@ def is_frame(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array: of NumPy, a tensor, or a Series."""
-    scalar = isinstance(value, np.generic)
-    return hasattr(value, "__array__") and not is_frame(value) and not scalar
+    return hasattr(value, "__array__") and not (is_frame(value) or isinstance(value, np.generic))
 
 
 def data_table(data: Any) -> dict[str, Any]:
@@ -38,16 +37,16 @@ def data_table(data: Any) -> dict[str, Any]:
     """
     if isinstance(data, str | Path) or is_frame(data):
         data = {"source": data}
-    elif isinstance(data, tuple):
-        if len(data) != 2:
-            raise UserError("data: a tuple is (x, y), two arrays")
-        data = dict(zip("xy", data, strict=True))
-    elif not isinstance(data, Mapping):
-        raise UserError(
+    pair = isinstance(data, tuple)
+    refuse_first(
+        (pair and len(data) != 2, "data: a tuple is (x, y), two arrays"),
+        (
+            not pair and not isinstance(data, Mapping),
             f"data: is of type {type(data).__name__}: give a dictionary of settings, a path, a "
-            "DataFrame, or arrays as (x, y)"
-        )
-    table = dict(data)
+            "DataFrame, or arrays as (x, y)",
+        ),
+    )
+    table = dict(zip("xy", data, strict=True) if pair else data)
     named = {"x", "y", "client"} if {"x", "y"} & table.keys() else set()
     if arrays := {name: one for name, one in table.items() if name in named or is_array(one)}:
         table = _with_arrays(table, arrays)
@@ -62,28 +61,40 @@ def is_written(source: object) -> bool:
 
 
 def _with_arrays(table: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
-    for name in arrays:
-        if name not in ARRAYS:
-            raise UserError(f"data: {name!r} is an array: the arrays are x, y, client and part")
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise UserError(f"data: {', '.join(arrays)} is given without {name}")
-    rest = {name: value for name, value in table.items() if name not in arrays}
-    answered = {"source", "features", "image", *(ARRAYS[name] for name in ("y", *arrays))}
-    if twice := [name for name in rest if name in answered]:
-        raise UserError(f"data: {twice[0]} is given beside arrays, which answer it: leave it out")
-    named = {ARRAYS[name]: name for name in arrays if ARRAYS[name]}
-    return {**rest, "source": _written(_of_arrays(arrays), "arrays"), **named}
-
-
-def _of_arrays(arrays: Mapping[str, Any]) -> Any:
-    """Return arrays as an Arrow table, one row per sample. Raises ``UserError``."""
+    """Return the settings, with one row per sample of the arrays written to a file.
+    Raises ``UserError``.
+    """
     from fedapps.data.local_files import arrow_table
 
-    for name, value in arrays.items():
-        if not is_array(value):
-            raise UserError(f"data: {name} is of type {type(value).__name__}: give an array")
-    return arrow_table(arrays, "data:")
+    rest = {name: value for name, value in table.items() if name not in arrays}
+    answers = {name: setting for name, setting in ARRAYS.items() if name in arrays}
+    answered = {"source", "features", "image", "label", *answers.values()}
+    refuse_first(
+        *(
+            (
+                name not in ARRAYS,
+                f"data: {name!r} is an array: the arrays are x, y, client and part",
+            )
+            for name in arrays
+        ),
+        *(
+            (name not in arrays, f"data: {', '.join(arrays)} is given without {name}")
+            for name in ("x", "y")
+        ),
+        *(
+            (
+                name in answered,
+                f"data: {name} is given beside arrays, which answer it: leave it out",
+            )
+            for name in rest
+        ),
+        *(
+            (not is_array(one), f"data: {name} is of type {type(one).__name__}: give an array")
+            for name, one in arrays.items()
+        ),
+    )
+    named = {setting: name for name, setting in answers.items() if setting}
+    return {**rest, "source": _written(arrow_table(arrays, "data:"), "arrays"), **named}
 
 
 def _of_frame(frame: Any) -> Any:

@@ -9,7 +9,6 @@ is unpickled.
 """
 
 import csv
-import itertools
 import json
 import re
 import zipfile
@@ -23,12 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import parquet
 
 from fedapps.data.csv_files import NO_UTF8, read_csv
 from fedapps.data.frame import Frame, check_names, joined, left_out
-from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
-from fedapps.errors import UserError, reason
+from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
+from fedapps.errors import UserError, reason, refuse_first
 
 ARRAYS, MEDIA = "arrays", ("image", "audio")
 #: The kinds of files by their endings; of those with as many files the first is read.
@@ -109,16 +107,20 @@ def check_one_table(source: Source) -> None:
     """Raise ``UserError`` for another split or a configuration of a single table: it
     would be read once more, as test samples that are also trained on.
     """
-    for key, value in (
-        ("test", source.test),
-        ("validation-split", source.validation_split),
-        ("config", source.config),
-    ):
-        if value:
-            raise UserError(
+    refuse_first(
+        *(
+            (
+                value,
                 f"{source.table}.{key} = {value!r}: {source} is a single table: name the column "
-                "with the part of each sample (data.part), or a folder with one file per split"
+                "with the part of each sample (data.part), or a folder with one file per split",
             )
+            for key, value in (
+                ("test", source.test),
+                ("validation-split", source.validation_split),
+                ("config", source.config),
+            )
+        )
+    )
 
 
 def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
@@ -144,19 +146,21 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
                 f"{source.given_split}: {source} has no files of splits: leave it 'train', for all"
             )
         return mine, said
-    chosen: list[Path] = []
+    parts = [word.strip() for word in source.split.split("+")]
+    wanted = [PART_NAMES.get(part, part) for part in parts]
     more = [PART_NAMES.get(name, name) for name in (source.test, source.validation_split)]
-    for part in source.split.split("+"):
-        name = PART_NAMES.get(part.strip(), part.strip())
-        if not (own := [f for f, split in zip(mine, splits, strict=True) if split == name]):
-            known = {NAMES.get(split, split) for split in splits if split is not None}
-            raise UserError(
-                f"{source.given_split}: {source} has {', '.join(sorted(map(str, known)))}"
-            )
-        chosen += own
-    free = {file for file, split in zip(mine, splits, strict=True) if split not in more}
-    others = (str(f.relative_to(folder)) for f in mine if f in free - set(chosen))
-    return chosen, said + left_out(others, "not of this split")
+    known = sorted(str(NAMES.get(split, split)) for split in {*splits} - {None})
+    refuse_first(
+        *(
+            (part not in splits, f"{source.given_split}: {source} has {', '.join(known)}")
+            for part in wanted
+        )
+    )
+    of_split = [*zip(mine, splits, strict=True)]
+    chosen = [file for part in wanted for file, split in of_split if split == part]
+    others = (file for file, split in of_split if split not in (*wanted, *more))
+    shown = (str(file.relative_to(folder)) for file in others)
+    return chosen, said + left_out(shown, "not of this split")
 
 
 #: What the parts are called in messages.
@@ -181,9 +185,9 @@ def _splits(files: Sequence[Path], folder: Path, by_folder: bool) -> list[Any] |
         ]
         words = [{PART_NAMES.get(w) for w in re.split("[^a-z]+", name)} - {None} for name in names]
         loose = [next(iter(word)) if len(word) == 1 else None for word in words]
-        if {TRAIN, VALIDATION, TEST} & set(exact) and None not in exact:
-            return exact
-        if TRAIN in exact and len(set(exact) - {None}) > 1:
+        found = set(exact) - {None}
+        of_all = None not in exact and not found.isdisjoint(PART_NAMES.values())
+        if of_all or (TRAIN in found and len(found) > 1):
             return exact
         if None not in loose and len(set(loose)) > 1:
             return loose
@@ -200,6 +204,8 @@ def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
 
 
 def _parquet(file: Path) -> Frame:
+    from pyarrow import parquet  # imported here: it takes 40 MB, and other files do without
+
     opened = parquet.ParquetFile(file)
     schema = opened.schema_arrow
     check_names(schema.names)
@@ -239,7 +245,7 @@ def _json(file: Path) -> Frame:
         if held == {dict} and len(set(map(tuple, rows.values()))) == 1:  # as pandas writes it
             columns = {name: [*cells.values()] for name, cells in rows.items()}
     elif isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names}
     else:
         raise ValueError("it holds no rows of named values")
@@ -322,14 +328,15 @@ def _arrow_array(value: Any) -> pa.Array:
     """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
     first; numbers are not copied. Raises ``TypeError`` for what holds no plain values.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("is a masked array: fill or drop what is masked")
     array = np.asarray(value)
     kind = array.dtype
-    if not array.ndim:
-        raise TypeError("is a single value: give one row per sample")
-    if kind.kind in "cVO":
-        raise TypeError(f"holds {kind}: give plain numbers or text")
+    for odd, what in (
+        (isinstance(value, np.ma.MaskedArray), "is a masked array: fill or drop what is masked"),
+        (not array.ndim, "is a single value: give one row per sample"),
+        (kind.kind in "cVO", f"holds {kind}: give plain numbers or text"),
+    ):
+        if odd:
+            raise TypeError(what)
     if kind.kind == "S":
         array = np.char.decode(array, "utf-8")
     elif kind.kind == "f" and kind.itemsize not in (4, 8):

@@ -38,16 +38,15 @@ def copies(
     ``inputs`` (N, ...); ``trained``, ``scored``: the rows of each client. Samples are
     equal if all their numbers are.
     """
-    holders: dict[bytes, set[int]] = {}
-    own: list[list[bytes]] = []
-    for client, rows in enumerate(trained):
-        own.append([_digest(inputs[row]) for row in rows])
-        for digest in own[-1]:
-            holders.setdefault(digest, set()).add(client)
-    tested = {int(row) for rows in scored for row in rows}
-    twice = sum(len(holders[digest]) > 1 for digests in own for digest in digests)
-    return sum(_digest(inputs[row]) in holders for row in tested), twice
+    clients = [*trained]
+    owner = np.repeat(np.arange(len(clients)), [len(rows) for rows in clients])
+    held, place = np.unique(_digests(inputs, np.concatenate(clients)), return_inverse=True)
+    holders = np.bincount(np.unique(np.stack([place, owner]), axis=1)[0])
+    tested = _digests(inputs, np.unique(np.concatenate([*scored])))
+    return int(np.isin(tested, held).sum()), int((holders[place] > 1).sum())
 
 
-def _digest(sample: NDArray[Any]) -> bytes:
-    return blake2b(np.ascontiguousarray(sample).tobytes(), digest_size=16).digest()
+def _digests(inputs: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
+    """Return a digest of each of these samples, equal if all their numbers are."""
+    cells = (np.ascontiguousarray(inputs[row]).tobytes() for row in rows)
+    return np.fromiter((blake2b(one, digest_size=16).digest() for one in cells), "S16", len(rows))

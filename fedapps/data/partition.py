@@ -5,8 +5,9 @@ Everything follows from the options and the seed of the split: the server and ev
 worker process compute the same partition without communicating it.
 """
 
+from collections.abc import Callable
+
 import numpy as np
-import numpy.typing as npt
 
 from fedapps.algorithms.common.label_noise import flipped
 from fedapps.algorithms.common.options import names_in
@@ -23,15 +24,13 @@ from fedapps.clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
 from fedapps.data.frame import some
 from fedapps.data.options import FLOWER, DataOptions
-from fedapps.data.samples import Categorical, Samples
+from fedapps.data.samples import Categorical, Indices, Samples
 from fedapps.data.scaling import Scale, inputs
 from fedapps.errors import UserError
 from fedapps.notes import logger
 
 # Values tried in order to suggest an alpha that would have worked.
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-
-Indices = npt.NDArray[np.int64]
 
 
 def thinned(samples: Samples, options: DataOptions) -> Samples:
@@ -68,9 +67,7 @@ def partition(samples: Samples, options: DataOptions, num_clients: int, seed: in
     return [dealt[part] for part in _dealt(samples.labels[dealt], options, num_clients, seed)]
 
 
-def _dealt(
-    labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int
-) -> list[Indices]:
+def _dealt(labels: Indices, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     total, source = len(labels), options.source
     if num_clients * options.min_samples > total:
         raise UserError(
@@ -78,18 +75,15 @@ def _dealt(
             f"{options.min_samples}: "
             f"choose at most {total // options.min_samples} clients"
         )
-    rng = generator(seed, "partition")
-    if options.partition == "dirichlet":
-        return _dirichlet(labels, options, num_clients, derived_seed(seed, "partition") % 2**32)
-    if options.partition == "iid":
-        parts = iid(total, num_clients, rng)
-    elif options.partition == "dirichlet-clients":
-        parts = dirichlet_clients(labels, num_clients, options.alpha, rng)
-    elif options.partition == "sorted-share":
-        parts = sorted_share(labels, num_clients, options.share, rng)
-    else:
-        parts = _pathological(labels, options, num_clients, rng)
-    return _enough(parts, options)
+    rng, number = generator(seed, "partition"), derived_seed(seed, "partition") % 2**32
+    ways: dict[str, Callable[[], list[Indices]]] = {
+        "iid": lambda: iid(total, num_clients, rng),
+        "pathological": lambda: _pathological(labels, options, num_clients, rng),
+        "dirichlet": lambda: _dirichlet(labels, options, num_clients, number),
+        "dirichlet-clients": lambda: dirichlet_clients(labels, num_clients, options.alpha, rng),
+        "sorted-share": lambda: sorted_share(labels, num_clients, options.share, rng),
+    }
+    return _enough(ways[options.partition](), options)
 
 
 def _enough(parts: list[Indices], options: DataOptions) -> list[Indices]:
@@ -185,9 +179,7 @@ def rows_by_person(
     if validation:
         spared = int(np.searchsorted(ends, (0.2 + validation) * len(mine))) + 1
         spared = min(max(spared, tests + 1), last - 1)
-    place = np.empty(last, np.int64)
-    place[order] = np.arange(last)
-    rank = place[np.searchsorted(found, codes)]
+    rank = np.argsort(order)[np.searchsorted(found, codes)]
     return mine[rank >= spared], mine[(rank >= tests) & (rank < spared)], mine[rank < tests]
 
 
@@ -196,7 +188,7 @@ def fold_rows(
     options: DataOptions,
     client_id: int | str,
     seed: int,
-    labels: npt.NDArray[np.int64] | None = None,
+    labels: Indices | None = None,
     persons: Categorical | None = None,
 ) -> tuple[Indices, Indices, Indices]:
     """Return the rows of a client's training, validation and test sets in the fold
@@ -312,7 +304,7 @@ def noisy(
 
 
 def _pathological(
-    labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, rng: np.random.Generator
+    labels: Indices, options: DataOptions, num_clients: int, rng: np.random.Generator
 ) -> list[Indices]:
     classes = len(np.unique(labels))
     if options.classes_per_client > classes:
@@ -325,8 +317,7 @@ def _pathological(
         parts = pathological(labels, num_clients, options.classes_per_client, rng)
     except ValueError as error:
         raise UserError(f"data.partition = 'pathological': {error}") from error
-    left_out = len(labels) - sum(len(part) for part in parts)
-    if left_out:
+    if left_out := len(labels) - sum(map(len, parts)):
         logger.warning(
             "%d samples are of classes that none of the %d clients holds", left_out, num_clients
         )
@@ -349,9 +340,8 @@ def natural_groups(samples: Samples, options: DataOptions) -> list[Indices]:
     dealt = samples.dealt
     ids, names = samples.clients.codes[dealt], samples.clients.names
     gone = names_in(options.drop_clients)
-    for name in gone:
-        if name not in names:
-            raise UserError(f"data.drop-clients: no client {name!r}: there are {some(names)}")
+    if unknown := [name for name in gone if name not in names]:
+        raise UserError(f"data.drop-clients: no client {unknown[0]!r}: there are {some(names)}")
     groups = np.split(
         dealt[np.argsort(ids, kind="stable")],
         np.cumsum(np.bincount(ids, minlength=len(names)))[:-1],
@@ -380,9 +370,7 @@ def natural_clients(samples: Samples, options: DataOptions) -> int:
     return len(natural_groups(samples, options)) if options.partition == "natural" else 0
 
 
-def _dirichlet(
-    labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int
-) -> list[Indices]:
+def _dirichlet(labels: Indices, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     """Partition each class by Dir(alpha), redrawn until every client has enough
     samples.
 
@@ -394,19 +382,17 @@ def _dirichlet(
         return parts
     # Only for the error message: the first draw as it is, and the smallest larger alpha
     # that works.
-    first = _dirichlet_once(labels, num_clients, options.alpha, seed, 0)
+    sizes = [len(p) for p in _dirichlet_once(labels, num_clients, options.alpha, seed, 0) or []]
     who = "a client"
-    if first is not None:
-        smallest = int(np.argmin([len(part) for part in first]))
-        who = f"client {smallest} of {num_clients} (with {len(first[smallest])} samples)"
-    for alpha in ALPHAS:
-        if alpha > options.alpha and _dirichlet_once(
-            labels, num_clients, alpha, seed, options.min_samples
-        ):
-            remedy = f"the smallest alpha that works here is {alpha:g}"
-            break
-    else:
-        remedy = "no larger alpha helps, choose fewer clients"
+    if sizes:
+        who = f"client {sizes.index(min(sizes))} of {num_clients} (with {min(sizes)} samples)"
+    remedies = (
+        f"the smallest alpha that works here is {alpha:g}"
+        for alpha in ALPHAS
+        if alpha > options.alpha
+        and _dirichlet_once(labels, num_clients, alpha, seed, options.min_samples)
+    )
+    remedy = next(remedies, "no larger alpha helps, choose fewer clients")
     raise UserError(
         f"data.partition = 'dirichlet' with data.alpha = {options.alpha:g} leaves {who} without "
         "the "
@@ -415,7 +401,7 @@ def _dirichlet(
 
 
 def _dirichlet_once(
-    labels: npt.NDArray[np.int64], num_clients: int, alpha: float, seed: int, minimum: int
+    labels: Indices, num_clients: int, alpha: float, seed: int, minimum: int
 ) -> list[Indices] | None:
     """Run the partitioner of flwr-datasets; None if it gives up (after eleven
     draws).

@@ -28,7 +28,8 @@ def read_pictures(
     pixels: npt.NDArray[np.uint8] | None = None
     seen: Counter[str] = Counter()
     brightest = 0
-    for row, cell in enumerate(map(_cell, data.columns[column])):
+    for row, stored in enumerate(data.columns[column]):
+        cell = stored.as_py() or {"bytes": b"", "path": None}
         try:
             content: bytes | None = cell["bytes"]
             with Image.open(cell["path"] if content is None else io.BytesIO(content)) as opened:
@@ -63,10 +64,6 @@ def read_pictures(
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), lines
 
 
-def _cell(cell: Any) -> dict[str, Any]:
-    return cell.as_py() or {"bytes": b"", "path": None}
-
-
 def _upright(opened: Image.Image, seen: Counter[str]) -> Image.Image:
     """Return a picture in greyscale or colour of 8 bits, turned as its EXIF data say.
     Raises ``ValueError``.
@@ -98,8 +95,6 @@ def _upright(opened: Image.Image, seen: Counter[str]) -> Image.Image:
             if not np.ptp(np.asarray(laid), (0, 1)).any():
                 raise ValueError("only its transparency holds a shape")
             return laid.convert("L") if grey else laid
-    if mode in ("L", "RGB"):
-        return turned
     return turned.convert("L" if grey or mode in GREY else "RGB")
 
 

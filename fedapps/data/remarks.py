@@ -5,10 +5,8 @@ way, filled, left out, or looks like a mistake.
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.data.frame import some
@@ -20,18 +18,17 @@ from fedapps.data.source import FILE, PART_NAMES
 FEW = 20
 
 
-def _gaps(x: npt.NDArray[Any], columns: Columns) -> list[str]:
+def _gaps(samples: Samples, columns: Columns) -> list[str]:
     """Return a line for the columns with missing values."""
-    missing = np.isnan(x).mean((0, 1, 2)) if columns.used else []
+    missing = np.isnan(samples.x).mean((0, 1, 2)) if columns.used else []
     shares = {
         name if scaled else name.rpartition("=")[0]: share
         for name, scaled, share in zip(columns.used, columns.scaled, missing, strict=True)
         if share
     }
-    if not shares:
-        return []
     shown = ", ".join(f"{name} ({max(100 * share, 1):.0f} %)" for name, share in shares.items())
-    return [f"data.features: missing values are filled with means and shares: {shown}"]
+    line = f"data.features: missing values are filled with means and shares: {shown}"
+    return [line] if shares else []
 
 
 def _alike(setting: str, names: Sequence[str], what: str) -> list[str]:
@@ -65,14 +62,16 @@ def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
     """
     lines = [f"data.source: {line}" for line in samples.account]
     if columns := samples.numbers:
-        for names, text in (
-            (columns.left_out, "left out (neither numbers nor categories)"),
-            (columns.categories, "read as categories"),
-        ):
-            if names:
-                lines.append(f"data.features: {some(names)}: {text}")
+        lines += [
+            f"data.features: {some(names)}: {text}"
+            for names, text in (
+                (columns.left_out, "left out (neither numbers nor categories)"),
+                (columns.categories, "read as categories"),
+            )
+            if names
+        ]
         lines += [f"data.features: {line}" for line in columns.written]
-        lines += _gaps(samples.x, columns)
+        lines += _gaps(samples, columns)
         if len(samples.classes) > FEW and all(map(str.isdecimal, samples.classes)):
             lines.append(
                 f"data.label: its {len(samples.classes)} whole numbers are classes here: to "

@@ -94,17 +94,14 @@ class Samples:
             }
             found["numbers"] = Columns(**columns)
         classes = tuple(facts.get("classes", ()))
-        account = tuple(facts["account"])
-        return cls(
-            arrays["x"], num_classes=len(classes) or 1, classes=classes, account=account, **found
-        )
+        found["account"] = tuple(facts["account"])
+        return cls(arrays["x"], num_classes=len(classes) or 1, classes=classes, **found)
 
     def take(self, rows: npt.NDArray[Any]) -> "Samples":
         """Return the samples with these numbers, or where a mask is true."""
         names = ("x", "labels", "clients", "groups", "persons", "parts", "by", "targets")
-        given = ((name, getattr(self, name)) for name in names)
-        taken: dict[str, Any] = {name: None if v is None else v[rows] for name, v in given}
-        return replace(self, **taken)
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: one[rows] for n, one in given.items() if one is not None})
 
     def part(self, number: int) -> npt.NDArray[np.bool_] | None:
         """Return which samples (N,) are of this part; None if there is no such part."""
@@ -114,6 +111,5 @@ class Samples:
     @property
     def dealt(self) -> Indices:
         """The numbers of the samples that are dealt to clients: those to train on."""
-        if self.parts is None:
-            return np.arange(len(self.labels))
-        return np.flatnonzero(self.parts == TRAIN)
+        every = np.arange(len(self.labels))
+        return every if self.parts is None else every[self.parts == TRAIN]

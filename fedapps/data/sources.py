@@ -6,12 +6,12 @@ instead of decoding tens of thousands of PNGs again. A cached set is read withou
 network access; otherwise the hub must answer within seconds or the run stops.
 """
 
-import difflib
 import importlib.util
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapps.algorithms.common.checks import nearest
 from fedapps.data import cache
-from fedapps.data.frame import Frame, joined
+from fedapps.data.frame import Frame, joined, left_out
 from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
@@ -47,25 +48,34 @@ def cached(
     key = cache.fingerprint(
         source.name if path is None else path, {"config": source.config, **splits, **wanted}
     )
-    kept = cache.load(key)
-    if kept is None:
-        by_file = FILE in wanted.values()
-        data = open_split(source, by_file)
-        parts, frames = np.full(len(data), TRAIN), [(f"the split {source.split!r}", data)]
-        for field, setting, part in (
-            ("test", "data.test", TEST),
-            ("validation_split", "data.validation-split", VALIDATION),
-        ):
-            if name := getattr(source, field):
-                swapped = {"split": name, field: source.split, "split_setting": setting}
-                more = open_split(replace(source, **swapped), by_file)
-                frames.append((f"the split {name!r}", more))
-                parts = np.append(parts, np.full(len(more), part))
-        data = joined(frames, source.given)
-        arrays, facts = decode(data, parts)
-        facts["account"] = [*data.account, *facts.get("account", ())]
-        kept = cache.save(key, arrays, facts) or (arrays, facts)
-    return kept
+    if kept := cache.load(key):
+        return kept
+    entry = _decoded(source, FILE in wanted.values(), decode)
+    import pyarrow as pa  # late: a worker with a warm cache does without
+
+    pa.default_memory_pool().release_unused()  # what the columns took
+    return cache.save(key, *entry) or entry
+
+
+def _decoded(
+    source: Source, by_file: bool, decode: Callable[[Frame, npt.NDArray[np.int64]], cache.Entry]
+) -> cache.Entry:
+    """Return what ``decode`` makes of the splits of a source, with an ``account``."""
+    frames, parts = [], []
+    for field, setting, part in (
+        ("split", source.split_setting, TRAIN),
+        ("test", "data.test", TEST),
+        ("validation_split", "data.validation-split", VALIDATION),
+    ):
+        if name := getattr(source, field):
+            swapped = {field: source.split, "split": name, "split_setting": setting}
+            frame = open_split(replace(source, **swapped), by_file)
+            frames.append((f"the split {name!r}", frame))
+            parts.append(np.full(len(frame), part))
+    data = joined(frames, source.given)
+    arrays, facts = decode(data, np.concatenate(parts))
+    facts["account"] = [*data.account, *facts.get("account", ())]
+    return arrays, facts
 
 
 def open_split(source: Source, by_file: bool = False) -> Frame:
@@ -77,9 +87,7 @@ def open_split(source: Source, by_file: bool = False) -> Frame:
     """
     path = source.local_path()
     if by_file:
-        from fedapps.data.client_files import one_by_one
-
-        return one_by_one(path, source, from_path)
+        return one_by_one(path, source)
     return _from_hub(source) if path is None else from_path(path, source)
 
 
@@ -125,6 +133,64 @@ def from_path(path: Path, source: Source) -> Frame:
     if source.split not in found:
         raise UserError(f"{source.given_split}: {source} has {', '.join(found)}")
     return Frame.of_dataset(found[source.split])
+
+
+def one_by_one(folder: Path | None, source: Source) -> Frame:
+    """Return the samples of a folder with a file, or a folder, of each client: the
+    name, without its ending, is the client's, in a column ``@file``.
+
+    ``train/ann.csv`` and ``test/ann.csv`` are of one client. Without folders of the
+    splits' names all entries of the folder are of ``train``, and of an ``ann.npz`` its
+    arrays ``x_train`` and ``x_test`` are those of the splits. Raises ``UserError``.
+    """
+    import pyarrow as pa  # late, as all readers: a worker with a warm cache does without
+
+    from fedapps.data.local_files import ARRAYS, KINDS, MEDIA, client_of, files_in, kind_of
+
+    if folder is None or not folder.is_dir():
+        near = nearest(source.name, [one.name for one in Path().iterdir()]).strip()
+        hint = f": {near}" * (bool(near) and folder is None)
+        raise UserError(
+            f"{source.client} = {FILE!r}: {source.given} is not a folder with one file per "
+            f"client{hint}"
+        )
+    inside = folder / source.split
+    if inside.is_dir():
+        folder, source = inside, replace(source, split="train")
+    parts: list[tuple[str, Frame]] = []
+    empty: list[str] = []
+    strange: list[str] = []
+    said: list[str] = []
+    for entry in sorted(folder.glob("[!.]*")):
+        files = files_in(entry) if entry.is_dir() else [entry]
+        kinds = {"", *(() if entry.is_dir() else (*MEDIA, "text"))}
+        if set(map(kind_of, files)) <= kinds:
+            (strange if files else empty).append(entry.name)
+            continue
+        if entry.is_file() and kind_of(entry) != ARRAYS and source.split != "train":
+            raise UserError(
+                f"{source.given_split}: no folder {source.split} lies beside {entry.name}, with "
+                "its samples of that split"
+            )
+        given = replace(source, name=str(entry))
+        if set(map(kind_of, files)) != {ARRAYS}:  # whose names say which are of a split
+            given = replace(given, test="", validation_split="")
+        frame = from_path(entry, given)
+        said += frame.account[1:]
+        if not len(frame):
+            empty.append(entry.name)
+            continue
+        named = frame.by_name()
+        client = pa.chunked_array([[client_of(entry)] * len(frame)], pa.string())
+        parts.append((entry.name, replace(named, columns={**named.columns, FILE: client})))
+    said += left_out(strange, "no file that is read") + left_out(empty, "without samples")
+    if not parts:
+        raise UserError(
+            f"{source.client} = {FILE!r}: {folder} holds no file of a client: {', '.join(KINDS)}"
+            + "".join(f"; {line}" for line in said)
+        )
+    line = f"{folder.name}: {sum(len(part) for _, part in parts)} rows of {len(parts)} clients"
+    return replace(joined(parts, source.setting), account=(line, *dict.fromkeys(said)))
 
 
 def _from_hub(source: Source) -> Frame:
@@ -186,24 +252,23 @@ def _ask_hub(source: Source) -> None:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
-    outcome: list[Exception | None] = []
+    answer: Future[object] = Future()
 
     def ask() -> None:
         try:
-            api.dataset_info(source.name, timeout=HUB_SECONDS / 2)
-            outcome.append(None)
+            answer.set_result(api.dataset_info(source.name, timeout=HUB_SECONDS / 2))
         except Exception as error:
-            outcome.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    error = outcome[0] if outcome else TimeoutError("no answer")
-    if isinstance(error, RepositoryNotFoundError | HFValidationError):
-        near = difflib.get_close_matches(source.name, ["digits"], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "use its owner/name, a folder, or digits"
-        raise UserError(f"{source.given}: no such folder, nor such a data set on the hub: {hint}")
-    if error is not None:
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer.result(HUB_SECONDS)
+    except (RepositoryNotFoundError, HFValidationError):
+        hint = nearest(source.name, ["digits"]).strip() or "use its owner/name, a folder, or digits"
+        raise UserError(
+            f"{source.given}: no such folder, nor such a data set on the hub: {hint}"
+        ) from None
+    except Exception as error:
         raise UserError(
             f"{source.given}: no such folder, and the hub at {api.endpoint} is not reachable "
             f"({type(error).__name__}): check the network, or name a folder (./{source})"

@@ -2,18 +2,23 @@
 value, never a sample's value: of a site's own table the server reads them.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.frame import Frame, is_number, is_text
+from fedapps.data import written_numbers
+from fedapps.data.columns import coded, word
+from fedapps.data.frame import Column, Frame, is_number, is_text
 from fedapps.data.source import Source
-from fedapps.data.written_numbers import as_numbers
 from fedapps.errors import UserError
 
 Floats = NDArray[np.float64]
+#: A column of text with so few values is one of categories, even if most are numbers.
+FEW_VALUES = 12
 
 
 def numbers_in(data: Frame, name: str, source: Source) -> tuple[Floats, str] | None:
@@ -33,6 +38,50 @@ def numbers_in(data: Frame, name: str, source: Source) -> tuple[Floats, str] | N
     return np.asarray(whole.cast("float64", safe=False).to_numpy(), np.float64), ""
 
 
+class OddCellsError(UserError):
+    """A column may or may not be one of numbers."""
+
+
+def as_numbers(
+    column: Column, name: str, source: Source, commas: bool
+) -> tuple[Floats, str] | None:
+    """Return a column of text as numbers, NaN where one is missing, and how they were
+    read; None if it is no column of numbers. Raises ``OddCellsError`` if most but not
+    all cells are numbers, or it is doubtful which.
+    """
+    values, codes = coded(column)
+    texts = [value.strip() for value in values]
+    counts: Counter[str] = Counter()
+    for text, count in zip(texts, np.bincount(codes[codes >= 0]).tolist(), strict=True):
+        counts[text] += count
+    del counts[""]
+    total, odd = counts.total(), {text for text in counts if not written_numbers.is_number(text)}
+    plain, how = total - sum(counts[text] for text in odd), ""
+    words = not any(re.search(r"\d", text) for text in odd) and plain > 0.9 * total
+    other = "write its values in sites.columns" if source.is_site else "name it in data.categorical"
+    remedy = f"mend them, or {other}" + " or data.drop" * (not source.is_site)
+    if counts and {text.lower() for text in counts} <= {"true", "false"}:
+        found = {text: float(text.lower() == "true") for text in counts}
+    elif not total or plain < total / 2 or (odd and len(counts) <= FEW_VALUES and not words):
+        return None  # also 0, 1, 2, 3+, but not a few "unknown" among numbers
+    elif odd:
+        strange = [place for place, text in enumerate(texts) if text in odd]
+        row = int(np.isin(codes, strange).argmax()) + source.first_row
+        raise OddCellsError(
+            f"column {name!r}: {total - plain} of {len(codes)} rows hold text where the others "
+            f"hold numbers (first: row {row} of {source}): {remedy}"
+        )
+    else:
+        try:
+            found, how = written_numbers.numbers_of(counts, commas)
+        except written_numbers.DoubtfulError as error:
+            raise OddCellsError(
+                f"column {name!r} of {source}: it is doubtful which numbers it holds: {error}: "
+                f"{remedy}"
+            ) from None
+    return np.array([*(found.get(text, np.nan) for text in texts), np.nan])[codes], how
+
+
 def finite(column: Floats, name: str, source: Source) -> NDArray[np.float32]:
     """Return numbers in the precision of inputs. Raises ``UserError`` if some are
     infinite there.
@@ -46,15 +95,6 @@ def finite(column: Floats, name: str, source: Source) -> NDArray[np.float32]:
             * (not source.is_site)
         )
     return column.astype(np.float32)
-
-
-def word(value: Any) -> str:
-    """Return a value as written in the settings: 1.0 as 1, true as 1, and numbers of
-    people with all their digits.
-    """
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return str(int(value) if isinstance(value, bool) else value)
 
 
 def words(data: Frame, name: str) -> list[str]:

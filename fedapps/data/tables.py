@@ -12,7 +12,8 @@ site's own table.
 import fnmatch
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,7 @@ from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
-from fedapps.data.table_columns import Floats, dummies, finite, numbers_in
-from fedapps.data.written_numbers import FEW_VALUES
+from fedapps.data.table_columns import FEW_VALUES, Floats, dummies, finite, numbers_in
 from fedapps.errors import UserError
 
 #: A text column with more values is no category.
@@ -45,41 +45,27 @@ LABEL = "goes with the label, one value per class, and is a feature: drop it (da
 ROW = "looks like the number of a row or a person, and is used as a feature: drop it (data.drop)"
 
 
-@dataclass(frozen=True)
-class Preset:
-    """The columns of a known table. ``features``: those used; () for all that are not
-    dropped.
-    """
-
-    client: str
-    label: str = "label"
-    features: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    drop_clients: tuple[str, ...] = ()
-
-
+#: What the settings of known tables are, where the user gives none.
 PRESETS = {
     # 8 columns of numbers, and 4 + 3 values of cp and restecg. The dropped columns are
     # missing at most hospitals.
-    "heart": Preset(
-        "hospital",
-        features=names_in("age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak"),
-        categorical=("cp", "restecg"),
-        drop=("slope", "ca", "thal"),
-    ),
+    "heart": {
+        "natural_id": "hospital",
+        "label": "label",
+        "features": "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak",
+        "categorical": "cp,restecg",
+        "drop": "slope,ca,thal",
+    },
     # 13 columns of numbers, two categories; north Bohemia has a single default.
-    "berka": Preset(
-        "region",
-        features=names_in(
-            "amount,duration,payments,account_months_at_loan,owner_age_at_loan,gender,"
-            "ownership_count,num_inhabitants,average_salary,"
-            "num_entrepreneurs_per_1000_inhabitants,unemployment_rate_96,num_crimes_96,"
-            "operation_count,amount_mean,balance_mean"
-        ),
-        categorical=("gender", "ownership_count"),
-        drop_clients=("north Bohemia",),
-    ),
+    "berka": {
+        "natural_id": "region",
+        "label": "label",
+        "features": "amount,duration,payments,account_months_at_loan,owner_age_at_loan,gender,"
+        "ownership_count,num_inhabitants,average_salary,num_entrepreneurs_per_1000_inhabitants,"
+        "unemployment_rate_96,num_crimes_96,operation_count,amount_mean,balance_mean",
+        "categorical": "gender,ownership_count",
+        "drop_clients": "north Bohemia",
+    },
 }
 
 
@@ -96,33 +82,27 @@ def resolved(options: DataOptions, columns: Collection[str], fixed: bool = False
 
     ``fixed``: rows are not dealt by a column.
     """
-    preset = find_preset(columns, options.preset)
-    if preset is not None:
-        options = replace(
-            options,
-            natural_id=options.natural_id or ("" if fixed else preset.client),
-            label=options.label or preset.label,
-            categorical=options.categorical or ",".join(preset.categorical),
-            features=options.features
-            or ",".join(name for name in preset.features if name not in names_in(options.drop)),
-            drop=options.drop or ",".join(preset.drop),
-            drop_clients=options.drop_clients or ",".join(preset.drop_clients),
-        )
-    if not (options.natural_id or fixed) and "client" in columns:
-        options = replace(options, natural_id="client")
-    return options
+    usual = {"natural_id": "client" * ("client" in columns)}
+    usual |= find_preset(columns, options.preset)
+    if fixed:
+        del usual["natural_id"]
+    features = names_in(usual.get("features", ""))
+    usual["features"] = ",".join(n for n in features if n not in names_in(options.drop))
+    answers: dict[str, Any] = {key: getattr(options, key) or usual[key] for key in usual}
+    return replace(options, **answers)
 
 
-def find_preset(columns: Collection[str], chosen: str) -> Preset | None:
+def find_preset(columns: Collection[str], chosen: str) -> dict[str, str]:
     """Return the preset of this name or, with ``auto``, the one whose columns are all
-    present.
+    present; {} if there is none.
     """
     if chosen != "auto":
-        return PRESETS.get(chosen)
+        return PRESETS.get(chosen, {})
     for preset in PRESETS.values():
-        if {preset.client, preset.label, *preset.features, *preset.drop} <= set(columns):
+        named = (preset.get(key, "") for key in ("natural_id", "label", "features", "drop"))
+        if set(names_in(",".join(named))) <= set(columns):
             return preset
-    return None
+    return {}
 
 
 def suggested(data: Frame, others: Collection[str]) -> str:
@@ -131,17 +111,19 @@ def suggested(data: Frame, others: Collection[str]) -> str:
     """
     free = [name for name in data.columns if name not in {*others, *ROW_NUMBERS}]
     likely = [name for name in free if name.lower().removesuffix("_id") in names_in(CLIENT_NAMES)]
-    for name in likely:
-        found = len(data.columns[name].unique())
-        if 2 <= found <= min(MOST_CLIENTS, len(data) // LEAST_ROWS):
-            return f"{name!r} ({found} values)"
-    return ""
+    counts = ((name, len(data.columns[name].unique())) for name in likely)
+    most = min(MOST_CLIENTS, len(data) // LEAST_ROWS)
+    return next((f"{name!r} ({found} values)" for name, found in counts if 2 <= found <= most), "")
 
 
-def matching(columns: Collection[str], wanted: str, source: Source) -> list[str]:
-    """Return the columns that names or patterns with commas between them stand for.
-    Raises ``UserError``.
+def matching(
+    columns: Collection[str], wanted: str, source: Source, others: Collection[str]
+) -> list[str]:
+    """Return the columns that names or patterns with commas between them stand for, by
+    "" all but the ``others``. Raises ``UserError``.
     """
+    if not wanted:
+        return [name for name in columns if name not in {*others, *ROW_NUMBERS}]
     chosen: dict[str, None] = {}
     for pattern in names_in(wanted):
         matches = [pattern] if pattern in columns else fnmatch.filter(columns, pattern)
@@ -151,6 +133,11 @@ def matching(columns: Collection[str], wanted: str, source: Source) -> list[str]
                 f"{some(columns)}"
             )
         chosen |= dict.fromkeys(matches)
+    if taken := [name for name in chosen if name in others]:
+        raise UserError(
+            f"data.features = {wanted!r}: column {taken[0]!r} is the label or the client: leave it "
+            "out (or data.drop names it, too)"
+        )
     return [*chosen]
 
 
@@ -160,20 +147,16 @@ def features_of(
     """Return the features (N, 1, 1, F), and what they are. Raises ``UserError``."""
     labels = labels_in(data.columns, options.label or label_column(data, source, ""))
     others, named = {*labels, *options.told_apart}, names_in(options.categorical)
-    chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
-    if options.features:
-        chosen = matching(data.columns, options.features, source)
-        if taken := [name for name in chosen if name in others]:
-            raise UserError(
-                f"data.features = {options.features!r}: column {taken[0]!r} is the label, the "
-                "client or dropped: leave it out"
-            )
-    numeric: dict[str, npt.NDArray[np.float32]] = {}
+    chosen = matching(data.columns, options.features, source, others)
+    # filled column by column: memory holds them once
+    numbers = np.empty((len(data), len(chosen)), np.float32)
+    numeric: list[str] = []
     levels: dict[str, npt.NDArray[np.float32]] = {}
     left_out, written, categories = [], [], []
     for name in chosen:
         if name not in named and (found := numbers_in(data, name, source)):
-            numeric[name] = finite(found[0], name, source)
+            numbers[:, len(numeric)] = finite(found[0], name, source)
+            numeric.append(name)
             written += [f"{name}: read as numbers {found[1]}"] * bool(found[1])
             written += [f"{name}: {ROW}"] * _counts_rows(found[0], name)
             continue
@@ -197,13 +180,15 @@ def features_of(
     if not used:
         why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
         raise UserError(f"data.features: no column of {source} is left to learn from{why}")
-    return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
+    if len(numeric) < len(chosen):
+        numbers = np.column_stack([numbers[:, : len(numeric)], *levels.values()])
+    return numbers[:, None, None, :], Columns(
         used=(*numeric, *levels),
         left_out=tuple(left_out),
         categories=tuple(categories),
         written=tuple(written),
         scaled=(True,) * len(numeric) + (False,) * len(levels),
-        known=find_preset(data.columns, options.preset) is not None,
+        known=bool(find_preset(data.columns, options.preset)),
         suggested="" if options.natural_id else suggested(data, {*labels, *names_in(options.drop)}),
     )
 
@@ -222,9 +207,8 @@ def _counts_rows(column: Floats, name: str) -> bool:
     """Return whether a column looks like the number of a row, or of a person: whole
     numbers, all different, in order, one after the other, or called so.
     """
-    if len(column) < FEW_VALUES or not np.ptp(column) >= len(column) - 1:
-        return False  # also where one is missing
-    if (column != np.floor(column)).any():
+    wide = len(column) >= FEW_VALUES and np.ptp(column) >= len(column) - 1  # none is missing
+    if not wide or (column != np.floor(column)).any():
         return False
     following = bool((np.diff(column) > 0).all()) or np.ptp(column) == len(column) - 1
     return (following or bool(NUMBER.search(name))) and len(np.unique(column)) == len(column)

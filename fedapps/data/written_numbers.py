@@ -3,19 +3,7 @@ All cells of a column together decide which convention it follows.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable
-
-import numpy as np
-from numpy.typing import NDArray
-
-from fedapps.data.columns import coded
-from fedapps.data.frame import Column
-from fedapps.data.source import Source
-from fedapps.errors import UserError
-
-#: A column of text with so few values is one of categories, even if most are numbers.
-FEW_VALUES = 12
 
 _SIGN = re.compile(r"[%$€£¥₹]|\b(?:CHF|EUR|USD|GBP)\b")
 _BLANK = re.compile(r"(?<=\d)[ \u00a0\u202f\u2019'](?=\d{3}(?!\d))")
@@ -87,47 +75,3 @@ def numbers_of(texts: Collection[str], commas: bool = False) -> tuple[dict[str, 
         text: float(one.replace(thousands, "").replace(part, ".")) for text, one in bare.items()
     }
     return values, ", ".join(filter(None, said))
-
-
-class OddCellsError(UserError):
-    """A column may or may not be one of numbers."""
-
-
-def as_numbers(
-    column: Column, name: str, source: Source, commas: bool
-) -> tuple[NDArray[np.float64], str] | None:
-    """Return a column of text as numbers, NaN where one is missing, and how they were
-    read; None if it is no column of numbers. Raises ``OddCellsError`` if most but not
-    all cells are numbers, or it is doubtful which.
-    """
-    values, codes = coded(column)
-    texts = [value.strip() for value in values]
-    counts: Counter[str] = Counter()
-    for text, count in zip(texts, np.bincount(codes[codes >= 0]).tolist(), strict=True):
-        counts[text] += count
-    del counts[""]
-    total, odd = counts.total(), {text for text in counts if not is_number(text)}
-    plain, how = total - sum(counts[text] for text in odd), ""
-    words = not any(re.search(r"\d", text) for text in odd) and plain > 0.9 * total
-    other = "write its values in sites.columns" if source.is_site else "name it in data.categorical"
-    remedy = f"mend them, or {other}" + " or data.drop" * (not source.is_site)
-    if counts and {text.lower() for text in counts} <= {"true", "false"}:
-        found = {text: float(text.lower() == "true") for text in counts}
-    elif not total or plain < total / 2 or (odd and len(counts) <= FEW_VALUES and not words):
-        return None  # also 0, 1, 2, 3+, but not a few "unknown" among numbers
-    elif odd:
-        strange = [place for place, text in enumerate(texts) if text in odd]
-        row = int(np.isin(codes, strange).argmax()) + source.first_row
-        raise OddCellsError(
-            f"column {name!r}: {total - plain} of {len(codes)} rows hold text where the others "
-            f"hold numbers (first: row {row} of {source}): {remedy}"
-        )
-    else:
-        try:
-            found, how = numbers_of(counts, commas)
-        except DoubtfulError as error:
-            raise OddCellsError(
-                f"column {name!r} of {source}: it is doubtful which numbers it holds: {error}: "
-                f"{remedy}"
-            ) from None
-    return np.array([*(found.get(text, np.nan) for text in texts), np.nan])[codes], how

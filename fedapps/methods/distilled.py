@@ -25,7 +25,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
 
     from fedapps.algorithms.boosting.distillation import Distiller
     from fedapps.algorithms.common.precision import set_bfloat16
-    from fedapps.data.public import load_public
+    from fedapps.data.images import load_public
 
     pixels = load_public(context.public, task.image_shape, task.name, context.seed)
     net = task.model_fn(0)

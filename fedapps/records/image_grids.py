@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.set_files import save_set
+from fedapps.data.images import save_set
 from fedapps.strategies.base.observer import Ending, Observer
 
 if TYPE_CHECKING:  # reports import this module and need no Flower

@@ -17,11 +17,10 @@ from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, part_of, remark
-from fedapps.data.images import read_samples
+from fedapps.data.images import read_samples, read_set
 from fedapps.data.remarks import remarks_on
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
-from fedapps.data.set_files import read_set
 from fedapps.data.source import TEST, VALIDATION
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered

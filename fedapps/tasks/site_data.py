@@ -5,7 +5,7 @@ The settings ``sites.`` describe what the data of all sites have in common: the 
 and the shape of images, or the columns of a table. From this description the server
 builds the model without seeing a sample, and every site checks its own data before the
 first round. A site is identified by its name, ``client-id``. With ``sites.client`` it
-has many clients, each named by a digest (``fedapps.data.site_clients``).
+has many clients, each named by a digest (``fedapps.data.columns``).
 """
 
 import logging
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import names_in
 from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
+from fedapps.data.columns import Names, digest, rows_of
 from fedapps.data.frame import Frame, some
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
-from fedapps.data.site_clients import Names, digest, rows_of
 from fedapps.data.source import FILE, SITE_CLIENT, Source
 from fedapps.data.sources import open_split
 from fedapps.data.table_columns import Floats, dummies, finite, numbers_in, words

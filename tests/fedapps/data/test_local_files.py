@@ -389,3 +389,13 @@ print(pa.default_memory_pool().max_memory() / table.nbytes)
 def test_a_parquet_file_is_not_held_beside_its_values(tmp_path):
     words = [sys.executable, "-c", ALLOCATED, str(tmp_path / "t.parquet")]
     assert float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) < 1.5
+
+
+@pytest.mark.parametrize("long", ["names", "cell"])
+def test_a_csv_with_a_line_of_several_megabytes_is_read(long, tmp_path):
+    file, cell = tmp_path / "long.csv", "w" * (6 << 20 if long == "cell" else 1)
+    names = [f"c{place}".ljust(100_000 if long == "names" else 1, "x") for place in range(60)]
+    file.write_bytes(table(",".join(names), rows=[["y"] * 60] * 5 + [[cell] * 2 + ["z"] * 58]))
+    columns = read_csv(file).columns
+    assert list(columns) == names
+    assert columns[names[1]].to_pylist() == ["y"] * 5 + [cell]

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from fedapps.commands.parser import main
+from fedapps.data.images import PATCHES, load_public
 from fedapps.data.options import PublicOptions
-from fedapps.data.public import PATCHES, load_public
 from fedapps.errors import UserError
 from fedapps.settings.reading import read_settings
 from tests.helpers import rounds_of

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from fedapps.algorithms.fairness.groups import group_measures, group_sums
+from fedapps.data.columns import MAX_GROUPS, grouped
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import thinned
-from fedapps.data.sample_groups import MAX_GROUPS, grouped
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.data.site_clients import digest
+from fedapps.data.columns import digest
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, pack, unpack

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedapps.clients.base.data import Split
 from fedapps.commands.parser import main
-from fedapps.data.set_files import save_set
+from fedapps.data.images import save_set
 from fedapps.records.image_grids import ImageGrids, grid, grids
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
