@@ -43,7 +43,11 @@ def _header(path: Path) -> tuple[list[str], str, str, int]:
     header = re.split("[\r\n]", body, maxsplit=1)[0]
     for broken, why in (
         (not body, "it has no rows"),
-        ("\0" in body or "\ufffd" in header, NO_UTF8),
+        (
+            "\0" in body,
+            "it holds NUL characters, as UTF-16 without its mark does: save it as UTF-8",
+        ),
+        ("\ufffd" in header, NO_UTF8),
     ):
         if broken:
             raise ValueError(why)
@@ -131,8 +135,9 @@ def _typed(
         columns[name] = number = _numbers(text)
         if number.type == pa.float64() and may_have_thousands(text[:1000].to_pylist()):
             points[name] = text
+    pointed = any(columns[n].type == pa.float64() and n not in points for n in names)
     commas = any(
-        has_decimal_commas(column.unique().drop_null().to_pylist(), semicolons)
+        has_decimal_commas(column.unique().drop_null().to_pylist(), semicolons and not pointed)
         for column in columns.values()
         if column.type == pa.string()
     )

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from fedapps.algorithms.common.checks import nearest
 from fedapps.data import cache
 from fedapps.data.frame import Frame, joined, left_out
-from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
-from fedapps.errors import UserError, reason
+from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
+from fedapps.errors import UserError, reason, refuse_first
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker
 # with a warm cache avoids.
@@ -184,11 +184,18 @@ def one_by_one(folder: Path | None, source: Source) -> Frame:
         client = pa.chunked_array([[client_of(entry)] * len(frame)], pa.string())
         parts.append((entry.name, replace(named, columns={**named.columns, FILE: client})))
     said += left_out(strange, "no file that is read") + left_out(empty, "without samples")
-    if not parts:
-        raise UserError(
+    refuse_first(
+        (
+            not parts,
             f"{source.client} = {FILE!r}: {folder} holds no file of a client: {', '.join(KINDS)}"
-            + "".join(f"; {line}" for line in said)
-        )
+            + "".join(f"; {line}" for line in said),
+        ),
+        (
+            all(client_of(Path(name)).lower() in PART_NAMES for name, _ in parts),
+            f"{source.client} = {FILE!r}: the files in {folder} have the names of parts, not of "
+            "clients: put the clients' files into folders of these names",
+        ),
+    )
     line = f"{folder.name}: {sum(len(part) for _, part in parts)} rows of {len(parts)} clients"
     return replace(joined(parts, source.setting), account=(line, *dict.fromkeys(said)))
 

@@ -11,7 +11,7 @@ site's own table.
 
 import fnmatch
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -117,13 +117,14 @@ def suggested(data: Frame, others: Collection[str]) -> str:
 
 
 def matching(
-    columns: Collection[str], wanted: str, source: Source, others: Collection[str]
+    columns: Mapping[str, Any], wanted: str, source: Source, others: Collection[str]
 ) -> list[str]:
     """Return the columns that names or patterns with commas between them stand for, by
-    "" all but the ``others``. Raises ``UserError``.
+    "" all but the ``others`` and numbers of rows. Raises ``UserError``.
     """
     if not wanted:
-        return [name for name in columns if name not in {*others, *ROW_NUMBERS}]
+        free = [name for name in columns if name not in others]
+        return [n for n in free if n not in ROW_NUMBERS or "int" not in str(columns[n].type)]
     chosen: dict[str, None] = {}
     for pattern in names_in(wanted):
         matches = [pattern] if pattern in columns else fnmatch.filter(columns, pattern)

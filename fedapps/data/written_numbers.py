@@ -30,7 +30,7 @@ def is_number(text: str) -> bool:
 
 def has_decimal_commas(texts: Collection[str], semicolons: bool) -> bool:
     """Return whether all texts are numbers, some with a comma that can only be that of
-    a fraction or, in a file of semicolons, each with a comma.
+    a fraction or, in a file of ``semicolons`` without sure points, each with a comma.
     """
     bare = [_bare(text) for text in texts]
     sure = not all(map(_POINT.fullmatch, bare)) or (semicolons and all("," in t for t in bare))
@@ -57,9 +57,9 @@ def numbers_of(texts: Collection[str], commas: bool = False) -> tuple[dict[str, 
         raise DoubtfulError("some have a decimal comma, others a decimal point")
     marks = set("".join(bare.values())) & set(",.")
     if point and comma and marks and not commas:
-        whole = [one.lstrip("+-") for one in bare.values() if not marks & set(one)]
-        small = bool(whole) and all(len(one) <= 3 for one in whole)
-        if len(marks) > 1 or small == (marks == {"."}):
+        longest = max((len(x.lstrip("+-")) for x in bare.values() if not marks & set(x)), default=0)
+        sure = longest > 3 if marks == {"."} else 0 < longest <= 3  # 1500 beside 1.100
+        if len(marks) > 1 or not sure:
             raise DoubtfulError(
                 f"a {' or '.join(sorted(marks))} before three digits may part thousands or a "
                 "fraction (write 1234 or 1.234)"

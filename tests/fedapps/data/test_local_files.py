@@ -45,6 +45,10 @@ def column(tmp_path, cells, delimiter=",", other=""):
         (["12 %", "7%"], ",", "", [12, 7], "in %"),
         (["$1,200.50", "$3"], ",", "", [1200.5, 3], "in $, with thousands"),
         (["1 234", "12"], ",", "", [1234, 12], "thousands"),
+        (["1.125", "1500"], ";", "", [1.125, 1500], ""),
+        (["0.125", "2.375"], ";", "", [0.125, 2.375], ""),
+        (["1.125", "2.375"], ",", "", [1.125, 2.375], ""),
+        (["1,125", "2,375"], ";", "", [1.125, 2.375], "decimal comma"),
         (["\u22125", "+3"], ",", "", [-5, 3], ""),
         (["TRUE", "false"], ",", "", [1, 0], ""),
         ([" 5", "7 "], ",", "", [5, 7], ""),
@@ -63,6 +67,8 @@ def test_numbers_as_people_write_them(cells, delimiter, other, values, said, tmp
         (["1,234", "5,678"], ","),
         (["1,234", "1500"], ","),
         (["1.234", "950"], ";"),
+        (["1.100", "2.107"], ";"),
+        (["\u20ac 1.100", "\u20ac 2.107"], ","),
         (["1,234.5", "1.234,5"], ";"),
         (["12 %", "0.3"], ","),
         (["5 EUR", "5 USD"], ","),
@@ -72,6 +78,19 @@ def test_doubtful_numbers_are_refused(cells, delimiter, tmp_path):
     with pytest.raises(UserError, match=r"column 'v' of .*: it is doubtful") as error:
         column(tmp_path, cells * 4, delimiter)
     assert cells[1] not in str(error.value), "a site's cells stay there"
+
+
+def test_a_column_with_points_says_that_commas_part_thousands(tmp_path):
+    with pytest.raises(UserError, match=r"column 'v' of .*: it is doubtful"):
+        column(tmp_path, ["1,100", "2,107"] * 4, ";", ";0.5")
+
+
+@pytest.mark.parametrize(("cells", "used"), [(["red", "blue"], True), (["0", "1"], False)])
+def test_a_first_column_without_a_name_is_left_out_if_it_numbers_the_rows(cells, used, tmp_path):
+    rows = [f"{cells[k % 2] if used else k},{k},{k // 2 % 2}" for k in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join([",v,y", *rows]))
+    samples = read_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    assert any(name.startswith("Unnamed: 0") for name in samples.numbers.used) is used
 
 
 def test_the_file_decides_where_a_column_does_not():
@@ -142,8 +161,8 @@ def test_one_table_in_many_ways(name, content, tmp_path):
         ("latin.csv", "a,b,y\nZ\xfcrich,1,0\n".encode("latin-1"), "latin.csv .*is no UTF-8"),
         ("name.csv", "gr\xf6sse,y\n1,0\n".encode("latin-1"), "name.csv .*is no UTF-8"),
         ("odd.csv", table() + b"Z\xfcrich,1,2,3\n", "row 12 has 4 cells, and there are 3 col"),
-        ("wide.csv", table().decode().encode("utf-16-le"), "wide.csv .*is no UTF-8"),
-        ("really.csv", gzip.compress(table(), mtime=0), "really.csv .*is no UTF-8"),
+        ("wide.csv", table().decode().encode("utf-16-le"), "wide.csv .*holds NUL characters"),
+        ("really.csv", gzip.compress(table(), mtime=0), "really.csv .*holds NUL characters"),
         ("kilos.csv", b"a,y\n" + b"%d kg,0\n" * 30 % (*range(30),), "kilos.csv is left .*: a: n"),
         ("twice.csv", table("a,a,y"), "several columns are called 'a'"),
         ("short.csv", table() + b"1,2\n", "row 12 has 2 cells, and there are 3 columns"),

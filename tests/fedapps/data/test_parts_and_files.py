@@ -4,6 +4,7 @@ file of each client.
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -388,9 +389,12 @@ def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
     assert main(["data", f"data.source={tmp_path / 'empty'}", *given]) == 2
     assert "holds no file of a client: .npz, .npy" in capsys.readouterr().err
     source = written(tmp_path, rows())
+    assert main(["data", f"data.source={source}", *given]) == 2
+    assert "have the names of parts, not of clients" in capsys.readouterr().err
+    Path(source, "train.csv").rename(Path(source, "ann.csv"))
     assert main(["data", f"data.source={source}", "data.validation-split=half", *given]) == 2
     assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err
-    assert main(["data", f"data.source={source}/train.csv", *given]) == 2
+    assert main(["data", f"data.source={source}/ann.csv", *given]) == 2
     assert "is not a folder with one file per client" in capsys.readouterr().err
 
 
