@@ -292,6 +292,7 @@ def test_heart_and_berka_are_recognised_by_their_columns():
         ({"label": [1, None, 2, 1] * 10}, {}, r"column 'label': 10 samples have no value"),
         ({"client": ["a"] * 39 + [None]}, {}, r"column 'client': 1 samples have no value"),
         ({"age": [np.inf] * 40}, {}, "column 'age' holds infinite or too large numbers"),
+        ({"age": [3e9, 3e9 + 100] * 20}, {}, "column 'age' of .* differ by too little"),
         ({"client": ["a"] * 40}, {}, r"has 1 clients .*, 2 are asked for: choose at most 1"),
         ({}, {"source": "/no/such"}, r"data\.source = .*no such folder"),
         ({}, {"split": "exam"}, r"data\.split = 'exam'"),
