@@ -105,8 +105,12 @@ ROWS, TRAINED = 40, 18
 
 
 def in_process(runs: Sequence[PlannedRun]) -> Iterable[Ended]:
-    """Execute runs here, one after the other."""
-    return (Ended(run, run_one(run)) for run in runs)
+    """Execute runs here, one after the other; one that fails ends its own trial."""
+    for run in runs:
+        try:
+            yield Ended(run, run_one(run))
+        except Exception as error:
+            yield Ended(run, {}, f"{type(error).__name__}: {error}")
 
 
 def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
