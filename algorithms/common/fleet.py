@@ -147,8 +147,8 @@ class Fleet:
         as it was there. Raises ``ValueError`` after that run's last round.
         """
         options = self.options
-        if self.measured:
-            return self.measured.available(str(self.name(client)), number)
+        if self.measured and not self.measured.available(str(self.name(client)), number):
+            return False
         if options.available >= 1:
             return True
         start = float(generator(self.seed, "hour", client).random())

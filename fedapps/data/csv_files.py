@@ -20,8 +20,8 @@ MISSING = (
     *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
     *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
-#: The most bytes of a line. Tables of so many columns are read by as many at a time: a
-#: block then holds many of their rows.
+#: The most bytes of a line. A table of ``WIDE`` columns or more is read in blocks of
+#: this size, so that a block holds many of its rows.
 BLOCK, WIDE = 1 << 24, 500
 #: Bytes of a block of other tables: Arrow holds a multiple of it beside the columns.
 SMALL = 1 << 22

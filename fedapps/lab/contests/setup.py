@@ -103,7 +103,7 @@ def base_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in (*RESERVED, scored):
         if key in given:
             raise UserError(f"{key}: a contest chooses it: leave it out")
-    if given.get("data.natural-id") == given.get("data.label", ""):
+    if given.get("data.natural-id", "") == given.get("data.label") != "":
         raise UserError(
             f"data.natural-id = {given['data.natural-id']!r}: is the label, too, so every client "
             "would have one answer: name the column of clients"
@@ -171,7 +171,7 @@ def start(
     else:
         new = ": it has ended; for another budget choose another --out" * state.done
         say(f"going on after {seconds_text(state.elapsed)} in {out}{new}")
-    state.budget, state.price, state.delta = budget, price, delta or state.usual
+    state.budget, state.price, state.delta = budget, price, delta or state.usual or state.delta
     folds = 0 if state.same_rows else state.folds
     contest = Contest(state, Trials(given, out, state.rounds, folds, execute), say, jobs)
     contest.save()

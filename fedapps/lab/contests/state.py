@@ -37,7 +37,7 @@ class State:
     #: The leading measure, why it is that, the gains that usually count and that count.
     measure: str = ""
     why: str = ""
-    usual: float = 0.01
+    usual: float = 0.0
     delta: float = 0.01
     price: float = 0.0
     #: Of each fold that has ended: the methods that took part, the rates tried with

@@ -49,6 +49,9 @@ def test_a_client_is_there_in_its_own_part_of_the_day():
     assert (hours.sum(1) == 50).all()
     assert (hours[:, :100] == hours[:, 100:]).all()
     assert len({tuple(row) for row in hours}) > 40
+    seconds = Measured([{"client": str(k), "seconds": "2"} for k in range(60)])
+    office = Fleet(FleetOptions(speed="file", file="x", available=0.25, day=100.0), 0, seconds)
+    assert (hours == [[office.available(k, 1, t) for t in range(200)] for k in range(60)]).all()
 
 
 def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():

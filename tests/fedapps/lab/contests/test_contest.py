@@ -575,6 +575,9 @@ def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
     assert outcome(dear).kind == "alone"
     cheap = start(given, out, in_process, methods=())
     assert (cheap.state.delta, cheap.state.price) == (one.state.delta, 0.0)
+    cheap.state.usual, cheap.state.delta = 0.0, 0.3  # as a contest of before has it
+    cheap.save()
+    assert start(given, out, in_process, methods=()).state.delta == 0.3
     with pytest.raises(UserError, match="holds a contest with other settings"):
         start({**given, "seed": 1}, out, in_process, methods=("fedavg",))
 
@@ -695,7 +698,8 @@ def test_a_file_of_columns_is_a_table_and_its_label_decides(tmp_path):
     given = base_of({**base, "data.label": "x"})
     with pytest.raises(UserError, match="'site': 1 samples have no value in it"):
         start(given, tmp_path / "out", in_process)
-    assert base_of({"data.source": "digits"})["task"] == "classification"
+    plain = {"data.source": "digits", "data.natural-id": "", "data.label": ""}
+    assert base_of(plain)["task"] == "classification"
 
 
 @pytest.mark.parametrize(
