@@ -165,10 +165,11 @@ def launch(
         resources = checked_resources(settings, how) if how.engine == "ray" else None
         if settings.resume or how.overwrite:
             settle(folder, how)
-        if killed and ended_before_it_began(folder):  # nor has what it left running begun
+        # nor has what it left running begun
+        if begins := killed and ended_before_it_began(folder):
             logger.warning("--resume: the start before ended before its record: this one begins")
             settings = settings.but(resume=False)
-        prepare_folder(settings, overwrite=how.overwrite)
+        prepare_folder(settings, overwrite=how.overwrite or begins)
         label = f"{settings.method} on {task.name}"
         with (
             inline_grid(settings, parts, how.workers)  # forked before there are threads

@@ -182,12 +182,16 @@ def check_client(settings: Settings, task: Task) -> None:
         )
 
 
+#: What a start leaves that is killed before its record.
+OF_A_START = {*LOCKS, "run.log", "settings.toml.partial"}
+
+
 def ended_before_it_began(folder: Path) -> bool:
-    """Return whether a start of a run that was killed has left its locks, and no more
-    than a log.
+    """Return whether a start of a run that was killed has left its locks, and no
+    record.
     """
     held = {path.name for path in folder.glob("*")}
-    return bool(held & {*LOCKS}) and held <= {*LOCKS, "run.log"}
+    return bool(held & {*LOCKS}) and held <= OF_A_START
 
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
@@ -218,8 +222,7 @@ def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
             "choose another --out",
         ),
         (
-            # only a log: the run was stopped before it started
-            "settings.toml" not in present and set(present) != {"run.log"},
+            "settings.toml" not in present and not OF_A_START.issuperset(present),
             f"{folder} is not the folder of a run, so --overwrite deletes nothing in it: choose "
             "another --out",
         ),

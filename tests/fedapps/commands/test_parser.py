@@ -190,7 +190,8 @@ def test_mistakes_about_the_folder(tmp_path, capsys, caplog, monkeypatch):
 
     assert "holds no run to resume" in error_of("--resume")
     (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / "launch.lock").write_text("{}")
+    for name in ("launch.lock", "run.log", "settings.toml.partial"):
+        (tmp_path / "killed" / name).write_text("{}")
     settled = []
     monkeypatch.setattr(launch, "settle", lambda folder, how: settled.append(folder.name))
     for said in (True, False):  # as a job that is started again with the same command
@@ -199,6 +200,9 @@ def test_mistakes_about_the_folder(tmp_path, capsys, caplog, monkeypatch):
         assert run(*QUICK, "--out", tmp_path / "killed", "--resume") == 0
         assert ("this one begins" in caplog.text) == said
         assert settled == ["killed"]  # what a killed command left running is waited for
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "settings.toml.partial").write_text("")  # as runs of a contest leave it
+    assert run(*QUICK, "--out", tmp_path / "draft", "--overwrite") == 0
     capsys.readouterr()
     (tmp_path / "r" / "notes.txt").write_text("mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()
