@@ -7,12 +7,11 @@ peers that were met, the members of the last sum. It is locked during a step.
 """
 
 import base64
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from flwr.app import ConfigRecord, Context
 
 from fedapps.algorithms.secure.wire import RECORD, Refusal
 from fedapps.clients.base.adapter import client_id, is_site
+from fedapps.clients.base.locks import locked
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
     from fedapps.algorithms.secure.keys import SigningKey
@@ -34,7 +34,8 @@ def secure_client(context: Context) -> Iterator["SecureClient"]:
     first, unless the step fails.
     """
     client = SecureClient(context)
-    with client.locked():
+    # no other message to this client takes a step meanwhile
+    with locked(client.file.with_suffix(".lock")) if client.folder else nullcontext():
         client.load()
         yield client
         client.keep()
@@ -51,16 +52,6 @@ class SecureClient:
         if self.folder:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.file = self.folder / self._named(MEMORY)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Let no other message to this client take a step, if there is a folder."""
-        if not self.folder:
-            yield
-            return
-        with self.file.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def load(self) -> None:
         """Read the state and the keys. Raises ``ValueError``."""

@@ -21,8 +21,7 @@ import platform
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from fedapps.algorithms.common.steps import (
     numbers_of,
     tensors_of,
 )
+from fedapps.clients.base.locks import locked
 from fedapps.clients.steps.sgd import SGD
 from fedapps.clients.steps.stacked import plain_facts
 
@@ -215,7 +215,7 @@ class Compiler:
                 raise CannotCompile(
                     "the compiled steps are not in the folder, and this process may not compile"
                 )
-            with _lock(self.folder / f"{name}.lock"):
+            with locked(self.folder / f"{name}.lock"):
                 if not path.exists():
                     logger.info("compiling local steps (once; a minute or less)")
                     began = time.monotonic()
@@ -597,16 +597,3 @@ def _processor() -> str:
         ).hexdigest()[:16]
     except OSError:
         return platform.processor()
-
-
-# --- files ----------------------------------------------------------------------------
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes."""
-    import fcntl
-
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -11,7 +11,6 @@ This is code of the app, which comes with the run. With ``fedapps deploy warm
 --installed`` a site runs its own copy, whatever a server sends.
 """
 
-import fcntl
 import json
 import resource
 from collections import Counter
@@ -30,6 +29,7 @@ from flwr.common import log
 
 from fedapps.algorithms.secure.wire import Refusal
 from fedapps.clients.base.adapter import client_id, is_site
+from fedapps.clients.base.locks import locked
 from fedapps.clients.base.together import alone
 from fedapps.engines.node_app import CLIENTS, MANY
 from fedapps.errors import SiteFault, UserError
@@ -242,20 +242,20 @@ def count_round(policy: "SitePolicy", context: Context, kind: str) -> str:
         return "rounds are counted on disk: add store-dir to its node configuration"
     folder, day = Path(str(context.node_config["store-dir"])), today()
     path, run = folder / COUNTS, str(context.run_config.get("out") or context.run_id)
-    with (folder / f"{COUNTS}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / f"{COUNTS}.lock"):
         try:
             text = path.read_text() if path.exists() else '{"runs": {}}'
             known: dict[str, Any] = json.loads(text)
             runs = dict(list(known["runs"].items())[-MOST_RUNS:])
             of_run = dict(runs.pop(run, {}))
+            day = max(day, known.get("day", day))  # a clock that is set back counts on
             of_day = dict(known["rounds"]) if known.get("day") == day else {}
             of_run[kind], of_day[kind] = of_run.get(kind, 0) + 1, of_day.get(kind, 0) + 1
         except (ValueError, TypeError, KeyError, AttributeError):
             return f"{path} cannot be read: delete it to count from 0 again"
         for limit, number, name in (
             (policy.rounds_per_run, of_run[kind], "rounds-per-run"),
-            (policy.rounds_per_day, of_day[kind], "rounds-per-day"),
+            (policy.rounds_per_day, of_day[kind], f"on {day} rounds-per-day"),
         ):
             if limit and number > limit:
                 return f"{name} = {limit} is used up"

@@ -2,7 +2,6 @@
 when it starts.
 """
 
-import fcntl
 import importlib
 import json
 import os
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from fedapps.clients.base.locks import locked
 
 #: Rows of the clients' table; the first holds the column names.
 Table = Sequence[Sequence[Any]]
@@ -171,8 +172,8 @@ class MlflowRun:
                 f"sqlite:///{folder / 'mlflow.db'}?timeout=60",
                 (folder / "artifacts").as_uri(),
             )
-        with (run.home / "trackers.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one run at a time creates tables and experiment
+        # one run at a time creates tables and experiment
+        with locked(run.home / "trackers.lock"):
             self.client = mlflow.MlflowClient(tracking_uri=address)
             name = run.sweep or f"fedapps-{run.config.get('task', '')}"
             experiment = self.client.get_experiment_by_name(name)

@@ -2,6 +2,8 @@
 one line for every message.
 """
 
+import errno
+import fcntl
 import json
 import resource
 from dataclasses import replace
@@ -207,6 +209,18 @@ def test_a_new_day_begins_at_zero(site, monkeypatch):
     assert ask(grid, settings).has_error()
     monkeypatch.setattr(guarded_app, "today", lambda: "2100-01-01")
     assert not ask(grid, settings).has_error()
+    monkeypatch.setattr(guarded_app, "today", lambda: "2099-12-31")  # no new day
+    assert "on 2100-01-01 rounds-per-day = 1 is used up" in ask(grid, settings).error.reason
+
+
+def test_a_site_whose_rounds_cannot_be_counted_answers_none(site, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    settings, grid = site("rounds-per-day = 1")
+    assert ask(grid, settings).has_error()
+    assert "choose a folder on another file system" in caplog.text
 
 
 def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
