@@ -5,21 +5,15 @@ terminal.
 import contextlib
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from fedapps import json_log
+from fedapps.records.files import write_text
 from fedapps.records.rounds import RoundReader
 from fedapps.runs.progress import Progress
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Run:
@@ -55,14 +49,12 @@ def plain():
 
 def test_plain_lines(run, plain):
     console, lines = plain
-    clock = Clock()
-    with Progress(100, "fedavg", console, clock) as progress:
+    clock = SimpleNamespace(now=100.0)
+    with Progress(100, "fedavg", console, lambda: clock.now) as progress:
         progress.note("starting Ray")
         progress.poll(run.path)
         assert progress.done == 0
-        run.add(1)
-        progress.poll(run.path)
-        for number in range(2, 9):  # 0.1 s apart: nothing to say within two seconds
+        for number in range(1, 9):  # 0.1 s apart: nothing to say within two seconds
             clock.now += 0.1
             run.add(number)
             progress.poll(run.path)
@@ -80,31 +72,23 @@ def test_plain_lines(run, plain):
     ]
 
 
-def test_last_round_is_always_printed(run, plain):
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_last_round_is_always_printed(error, run, plain):
     console, lines = plain
-    with Progress(3, "m", console, Clock()) as progress:
-        for number in (1, 2, 3):
+    with (
+        pytest.raises(error) if error else contextlib.nullcontext(),
+        Progress(3, "m", console, lambda: 100.0) as progress,
+    ):
+        for number in (1, 2) if error else (1, 2, 3):
             run.add(number, seconds=0.01)
             progress.poll(run.path)
+        if error:
+            raise error
+    last = "m: round 2/3  loss 0.500  10 ms/round  ETA 10 ms"
     assert lines() == [
         "m: round 1/3  loss 0.500  10 ms/round  ETA 20 ms",
-        "m: round 3/3  loss 0.500  10 ms/round",
+        last if error else "m: round 3/3  loss 0.500  10 ms/round",
     ]
-
-
-def test_interrupted_run_prints_its_last_round(run, plain):
-    console, lines = plain
-
-    def interrupted():
-        with Progress(30, "m", console, Clock()) as progress:
-            for number in (1, 2):
-                run.add(number)
-                progress.poll(run.path)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert lines()[-1].startswith("m: round 2/30")
 
 
 def test_torn_line_waits_for_its_end(run):
@@ -131,40 +115,42 @@ def test_rewritten_file_is_read_again(run, plain):
     """
     console, _ = plain
     failure = {"client": 4, "reason": "boom"}
-    with Progress(9, "m", console, Clock()) as progress:
+    with Progress(9, "m", console, lambda: 100.0) as progress:
         for number in (1, 2, 3):
             run.add(number, failures=[failure])
         progress.poll(run.path)
-        assert progress.done == 3
-        assert progress.failures == 3
+        assert (progress.done, progress.failures) == (3, 3)
         kept = run.file.read_text().splitlines(keepends=True)[:2]
-        other = run.path / "new"
-        other.write_text("".join(kept))
-        other.replace(run.file)
+        write_text(run.file, "".join(kept))
         progress.poll(run.path)
-        assert progress.done == 2
-        assert progress.failures == 2
+        assert (progress.done, progress.failures) == (2, 2)
         run.add(3)
         progress.poll(run.path)
-        assert progress.done == 3
-        assert progress.failures == 2
+        assert (progress.done, progress.failures) == (3, 2)
 
 
-def test_resumed_rounds_count_as_done(run, plain):
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (
+            {"seconds": 2.0, "failures": [{"client": 1, "reason": "old"}], "train": {"loss": 0.5}},
+            "loss 0.500  2.00 s/round  ETA 6.0 s  1 failure",
+        ),
+        ({"evaluate": {"accuracy-mean": 0.25}}, "accuracy 25.0 %"),
+        ({"evaluate": {"psnr-mean": 21.5}}, "psnr-mean 21.5"),
+    ],
+)
+def test_the_rounds_of_a_resumed_run_count_as_done(record, line, run, plain):
     console, lines = plain
-    for number in range(1, 6):
-        run.add(number, accuracy=0.25, failures=[{"client": 1, "reason": "old"}])
-    with Progress(8, "m", console, Clock()) as progress:
+    run.file.write_text(json.dumps({"round": 5, **record}) + "\n")
+    with Progress(8, "m", console, lambda: 100.0) as progress:
         progress.poll(run.path)
-        assert progress.done == 5
-    assert lines() == [
-        "m: round 5/8  loss 0.500  accuracy 25.0 %  2.00 s/round  ETA 6.0 s  5 failures"
-    ]
+    assert lines() == [f"m: round 5/8  {line}"]
 
 
 def test_failures_are_printed_with_client_and_reason_up_to_a_limit(run, plain):
     console, lines = plain
-    with Progress(50, "m", console, Clock()) as progress:
+    with Progress(50, "m", console, lambda: 100.0) as progress:
         progress.poll(run.path)
         for number in range(1, 8):
             run.add(number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
@@ -172,14 +158,6 @@ def test_failures_are_printed_with_client_and_reason_up_to_a_limit(run, plain):
     skipped = [line for line in lines() if "skipped" in line]
     assert skipped == [f"Round {n}: skipped client 12: [red]x [2Jy" for n in (1, 2, 3)]
     assert lines()[-1].endswith("7 failures")
-
-
-def test_another_measure_where_there_is_no_accuracy(run, plain):
-    console, lines = plain
-    run.file.write_text('{"round": 1, "evaluate": {"psnr-mean": 21.5}}\n')
-    with Progress(2, "m", console, Clock()) as progress:
-        progress.poll(run.path)
-    assert lines() == ["m: round 1/2  psnr-mean 21.5"]
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
@@ -191,7 +169,7 @@ def test_terminal_is_restored(run, error):
         force_interactive=True,
         color_system=None,
     )
-    progress = Progress(4, "[m]", console, Clock())
+    progress = Progress(4, "[m]", console, lambda: 100.0)
     with pytest.raises(error) if error else contextlib.nullcontext(), progress:
         progress.note("starting Ray")
         run.add(1, accuracy=0.5)
