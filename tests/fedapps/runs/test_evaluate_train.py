@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedapps.errors import UserError
 from fedapps.lab.sweeps.pool import PlannedRun, run_one
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
@@ -39,10 +38,3 @@ def test_the_column_is_the_loss_of_the_final_model(asked, tmp_path):
                 float(torch.nn.functional.cross_entropy(model(part.x), part.y)) for part in parts
             ]
         np.testing.assert_allclose([float(row["train-loss"]) for row in rows], expected, rtol=1e-5)
-
-
-def test_it_is_refused_where_training_is_private():
-    with pytest.raises(
-        UserError, match="evaluate-train = true: losses on training samples are not private"
-    ):
-        read_settings({"evaluate-train": True, "dp.noise-multiplier": 1.0})

@@ -20,9 +20,7 @@ GIVEN = {"num-clients": 3, "num-rounds": 200, "clients-per-round": 0, "checkpoin
 
 
 class Hanging(InlineGrid):
-    """Waits in round 6."""
-
-    reached, go = threading.Event(), threading.Event()
+    """Waits in round 6 until it may ``go``."""
 
     def push_messages(self, messages):
         listed = list(messages)

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedapps.engines import workers
 from fedapps.engines.processes import Cores
@@ -105,7 +107,5 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
 
 
 def test_workers_are_not_for_a_gpu():
-    class Task:
-        device = type("device", (), {"type": "cuda"})
-
-    assert inline_grid.number_of_workers(None, Task, None) == 1
+    task = SimpleNamespace(device=torch.device("cuda"))
+    assert inline_grid.number_of_workers(None, task, None) == 1

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
@@ -115,7 +116,7 @@ def test_a_checkpoint_is_kept_until_the_next_one_was_of_use(tmp_path):
         go(tmp_path, **{"num-rounds": 4})
     assert kept(tmp_path) == [2]
     # and the model of the run is the last one that clients could train from
-    np.testing.assert_allclose(load(tmp_path), 3.0)
+    np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], 3.0)
     assert rounds_of(tmp_path)[-1]["unusable"]
 
 
@@ -140,10 +141,4 @@ def test_the_model_of_a_run_is_the_last_one_that_was_scored(tmp_path):
     with pytest.raises(TooFewReplies):
         go(tmp_path, client=Away, **given)
     assert [len(row["failures"]) for row in rounds_of(tmp_path)] == [0, 5]
-    np.testing.assert_allclose(load(tmp_path), 1.0)
-
-
-def load(folder):
-    from safetensors.numpy import load_file
-
-    return load_file(folder / "model.safetensors")["w"]
+    np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], 1.0)

@@ -2,8 +2,6 @@
 and can be continued.
 """
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -15,10 +13,17 @@ from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
-from fedapps.strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
-from tests.helpers import EchoClient
+from fedapps.strategies import FedAvg, Patience, TooFewReplies
+from tests.helpers import EchoClient, outcome_of, play, summary_of
 
 START = {"w": np.zeros(2, np.float32)}
+JOB = {
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "num-rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 1,
+}
 
 
 class Failing(EchoClient):
@@ -39,31 +44,27 @@ class Failing(EchoClient):
         return super().evaluate(parameters, config)
 
 
-def run(strategy=None, rounds=3, clients=3, patience=None, **fails):
-    app = to_client_app(lambda context: Failing(**fails))
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    grid = ClientGrid(InlineGrid(app, clients))
-    return run_rounds(strategy or FedAvg(), grid, arrays, rounds, patience=patience)
-
-
-@pytest.mark.parametrize("kind", [FedAvg, flower.FedAvg])
-def test_a_last_round_without_a_reply(kind):
-    with pytest.raises(
-        TooFewReplies,
-        match=r"the last round 3 had 0 valid replies, at least 1 needed; client 0: .*the disk is "
-        r"full",
-    ) as error:
-        run(kind(), trainings=[3])
-    # what the rounds before made is not lost
-    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 2.0)
-
-
-def test_a_final_evaluation_without_a_reply():
-    with pytest.raises(
-        TooFewReplies, match=r"the last evaluation after round 3 had 0 valid replies.*no test data"
-    ) as error:
-        run(evaluations=[3], patience=Patience(scored=True))
-    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 3.0)
+@pytest.mark.parametrize(
+    ("kind", "fails", "patience", "why", "left"),
+    [
+        *(
+            (kind, {"trainings": [3]}, None, "round 3 had 0 valid replies, at least 1 .*full", 2.0)
+            for kind in (FedAvg, flower.FedAvg)
+        ),
+        (
+            FedAvg,
+            {"evaluations": [3]},
+            Patience(scored=True),
+            "evaluation after round 3 had 0 valid replies.*no test data",
+            3.0,
+        ),
+    ],
+)
+def test_a_run_whose_last_phase_had_no_reply(kind, fails, patience, why, left):
+    """Its error has what the rounds before it made."""
+    with pytest.raises(TooFewReplies, match=f"the last {why}") as error:
+        play(kind(), lambda _: Failing(**fails), 3, START, 3, patience=patience)
+    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), left)
 
 
 @pytest.mark.parametrize("app", ["train-only", "LocalDpMod"])
@@ -94,103 +95,81 @@ def test_a_model_that_nobody_scores_is_returned_with_one_warning(app, caplog):
     assert "LocalDpMod" in said
 
 
-def test_failures_before_the_end_are_none():
-    run(trainings=[1, 2], evaluations=[1, 2])
-    run(FedAvg(fraction_evaluate=0.0), evaluations=[1, 2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "fails"),
+    [
+        (FedAvg(), {"trainings": [1, 2], "evaluations": [1, 2]}),
+        (FedAvg(fraction_evaluate=0.0), {"evaluations": [1, 2, 3]}),
+    ],
+)
+def test_failures_before_the_end_are_none(strategy, fails):
+    assert len(play(strategy, lambda _: Failing(**fails), 3, START, 3).seen) == 3
 
 
 def test_min_replies_holds_in_the_last_round_too():
-    class Last(Failing):
-        def __init__(self, i):
-            super().__init__([3] if i else [])
+    def client(number):
+        return Failing([3] if number else [])
 
-    app = to_client_app(lambda context: Last(context.node_config["partition-id"]))
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    for least, ends_well in ((1, True), (2, False)):
-        grid = ClientGrid(InlineGrid(app, 3))
-        if ends_well:
-            run_rounds(FedAvg(), grid, arrays, 3, patience=Patience(least))
-        else:
-            with pytest.raises(TooFewReplies, match="had 1 valid replies, at least 2 needed"):
-                run_rounds(FedAvg(), grid, arrays, 3, patience=Patience(least))
+    assert play(FedAvg(), client, 3, START, 3, patience=Patience(1)).seen
+    with pytest.raises(TooFewReplies, match="had 1 valid replies, at least 2 needed"):
+        play(FedAvg(), client, 3, START, 3, patience=Patience(2))
 
 
 def test_a_callback_that_stops_after_a_failed_round_does_not_make_it_a_success():
-    app = to_client_app(lambda context: Failing([2]))
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    stop = {"callbacks": [lambda now: now.number == 2]}
     with pytest.raises(TooFewReplies, match="the last round 2"):
-        run_rounds(
-            FedAvg(),
-            ClientGrid(InlineGrid(app, 3)),
-            arrays,
-            5,
-            callbacks=[lambda now: now.number == 2],
-        )
+        play(FedAvg(), lambda _: Failing([2]), 3, START, 5, **stop)
 
 
 @pytest.mark.parametrize("fails", [{"trainings": [4]}, {"evaluations": [4]}])
-def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(fails, tmp_path):
+def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(
+    fails, tmp_path, monkeypatch
+):
     """Round 4 of 4 fails: the folder says so, keeps the model, and a resumed run
     repeats what is missing.
     """
-    given = {
-        "num-clients": 3,
-        "clients-per-round": 0,
-        "num-rounds": 4,
-        "evaluate-every": 2,
-        "checkpoint-every": 1,
-        "method": "fedavg",
-    }
+    start = "fedapps.tasks.classification.Classification.initial_arrays"
+    monkeypatch.setattr(start, lambda self: START)
 
     def go(folder, resume=False, **faults):
-        settings = read_settings({**given, "out": str(folder), "resume": resume})
-        app = to_client_app(lambda context: Failing(**faults))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "fedapps.tasks.classification.Classification.initial_arrays",
-                lambda self: {"w": START["w"]},
-            )
-            return execute(settings, InlineGrid(app, 3))
+        settings = read_settings({**JOB, "out": str(folder), "resume": resume})
+        return execute(settings, InlineGrid(to_client_app(lambda _: Failing(**faults)), 3))
 
-    clean = go(tmp_path / "clean")
+    go(tmp_path / "clean")
     with pytest.raises(TooFewReplies):
         go(tmp_path / "run", **fails)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"
     assert "the last" in summary["error"]
     assert (tmp_path / "run" / "model.safetensors").exists()
-    again = go(tmp_path / "run", resume=True)
-    assert again["status"] == "completed"
-    skip = ("seconds", "out", "resume")
-    assert {k: v for k, v in again.items() if k not in skip} == {
-        k: v for k, v in clean.items() if k not in skip
-    }
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
-        tmp_path / "clean" / "model.safetensors"
-    ).read_bytes()
+    assert go(tmp_path / "run", resume=True)["status"] == "completed"
+    assert outcome_of(tmp_path / "run") == outcome_of(tmp_path / "clean")
 
 
 # --- the start ------------------------------------------------------------------------
 
 
+def reporting(numbers):
+    """Return what makes a grid whose nodes report these numbers of clients."""
+
+    def grid(app, clients):
+        inline = InlineGrid(app, clients)
+        for node, number in numbers.items():
+            inline.contexts[1000 + node].node_config["num-partitions"] = number
+        return inline
+
+    return grid
+
+
 @pytest.mark.parametrize("number", [10**9, 2**62, -5, 0])
 @pytest.mark.parametrize("liar", [0, 1, 2])
 def test_a_wrong_number_of_clients_from_one_node_does_not_end_the_run(number, liar):
-    app = to_client_app(lambda context: EchoClient(1.0))
-    inline = InlineGrid(app, 3)
-    inline.contexts[1000 + liar].node_config["num-partitions"] = number
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    rounds = []
-    run_rounds(
-        FedAvg(), ClientGrid(inline, start_timeout=0.5), arrays, 1, callbacks=[rounds.append]
-    )
-    assert rounds[0].trained.clients == [0, 1, 2]
+    on = {"inner": reporting({liar: number}), "on": {"start_timeout": 0.5}}
+    result = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, **on)
+    assert result.seen[0].trained.clients == [0, 1, 2]
 
 
 def test_the_server_waits_for_the_number_that_most_nodes_report():
-    app = to_client_app(lambda context: EchoClient(1.0))
-    inline = InlineGrid(app, 3)
-    for context in inline.contexts.values():
-        context.node_config["num-partitions"] = 4
+    on = {"inner": reporting(dict.fromkeys(range(3), 4)), "on": {"start_timeout": 0.2}}
     with pytest.raises(TimeoutError, match="3 of 4 clients connected"):
-        ClientGrid(inline, start_timeout=0.2).wait()
+        play(FedAvg(), lambda _: EchoClient(1.0), 3, START, **on)

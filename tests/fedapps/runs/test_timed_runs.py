@@ -6,10 +6,8 @@ import pytest
 
 from fedapps.algorithms.common.fleet import Fleet
 from fedapps.commands.parser import main
-from fedapps.errors import UserError
 from fedapps.records.time_log import seconds_by_client
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.reading import read_settings
 from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
 
 JOB = {
@@ -172,25 +170,6 @@ def test_twice_the_epochs_take_twice_the_time(tmp_path):
         for epochs in (1, 2)
     ]
     assert took[1] == pytest.approx(2 * took[0])
-
-
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        ({"method": "fedbuff", "rounds.deadline": 3.0}, "synchronous"),
-        ({"method": "fedbuff", "time.speed": "off"}, "time.speed"),
-        ({"method": "fedbuff", "secure.on": True}, "secure.on"),
-        ({"rounds.over-select": 0.3, "secure.on": True}, "secure.on"),
-        ({"rounds.late": "keep"}, "deadline or over-select"),
-        ({"rounds.late": "partial"}, "set deadline"),
-        ({"rounds.late": "partial", "rounds.over-select": 0.3}, "set deadline"),
-        ({"time.speed": "file"}, "a file"),
-        ({"time.file": "x.csv"}, "speed = 'file'"),
-    ],
-)
-def test_contradictions_are_refused(config, why):
-    with pytest.raises(UserError, match=why):
-        read_settings(config)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.errors import UserError
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.strategies import SuPerFedOptions
 from fedapps.toml_text import read_toml
@@ -119,6 +118,3 @@ def test_the_command_methods_lists_what_differs(capsys):
     assert "fedfw-plus: fedfw.dual-step = 0.0\n" in capsys.readouterr().out
 
 
-def test_another_form_is_refused():
-    with pytest.raises(UserError, match="form = 'printedd': did you mean 'printed'"):
-        read_settings({"form": "printedd"})
