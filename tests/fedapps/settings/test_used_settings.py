@@ -13,7 +13,7 @@ from fedapps.records.reader import read_run
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.tables import PARTS
-from fedapps.toml_text import parse_assignment, to_toml, toml_value
+from fedapps.toml_text import to_toml, toml_value
 
 #: The defaults of parts that are off.
 OFF = {
@@ -96,9 +96,8 @@ def test_every_part_that_can_be_off_says_how_it_is_turned_on():
     ],
 )
 def test_the_default_of_a_part_that_is_off_may_be_given_and_all_of_one_that_is_on(words):
-    taken = default_config() | settings(*words).flat()
-    for key, value in map(parse_assignment, words):
-        assert str(taken[key]).endswith(str(value))  # a path is made absolute
+    keys = {word.partition("=")[0] for word in words}
+    assert keys - OFF.keys() <= settings(*words).flat().keys()
 
 
 def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, caplog):
