@@ -249,3 +249,14 @@ def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
     best = Best(keep=True, round=5, at_checkpoint=2)
     assert best.kept_rounds == [2, 5]
     assert Best(round=5, at_checkpoint=2).kept_rounds == []
+
+
+@pytest.mark.parametrize("task", ["tabular", "regression"])
+@pytest.mark.parametrize(
+    ("method", "share"), [("superfed-mm", 0.2), ("finetune", 0.2), ("fedavg", 0.0), ("apfl", 0.0)]
+)
+def test_clients_that_choose_have_validation_samples(method, share, task):
+    """By default, also where a task's default job has none."""
+    given = {"method": method, "task": task}
+    assert with_defaults(given).data.validation == share
+    assert with_defaults({**given, "data.validation": 0.1}).data.validation == 0.1

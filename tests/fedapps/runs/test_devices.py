@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedapps import server_app
-from fedapps.commands.parser import main, parse
-from fedapps.commands.run import settings_of
+from fedapps.commands.parser import main
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -71,14 +69,6 @@ def words(job):
 def chosen(job, **asked):
     """Return the device of a run that is asked for in this way."""
     return assemble(with_defaults(job), Asked(**asked)).settings.device
-
-
-def launched(arguments):
-    """Return the engine and the device with which a command starts its run."""
-    given = parse(arguments)
-    how, _ = Launch(engine=given.engine, gpus_per_client=given.gpus_per_client).decided()
-    parts = assemble(settings_of(given), Asked(how.engine, how.gpus_per_client))
-    return how.engine, parts.settings.device
 
 
 # --- where a GPU pays -----------------------------------------------------------------
@@ -173,21 +163,6 @@ def test_auto_leaves_an_accelerator_without_float64(gpus, monkeypatch, caplog):
 
 
 # --- the same device in every engine --------------------------------------------------
-
-
-def test_the_six_steps_of_make_run_choose_one_device(gpus, monkeypatch):
-    """Also where the Makefile does not name it."""
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (run,) = re.findall(r"^RUN := \$\(BIN\)/fedapps (.+)$", text, re.M)
-    steps = [
-        shlex.split(f"{run} {rest}") for rest in re.findall(r"^\t@\$\(RUN\) (.+)$", text, re.M)
-    ]
-    assert len(steps) == 5  # the sixth compares
-    assert all("device=cpu" in step for step in steps)
-    for left_out in ("", "device=cpu"):
-        found = {launched([word for word in step if word != left_out]) for step in steps}
-        assert found == {("inline", "cpu"), ("ray", "cpu")}
 
 
 # changes PyTorch in those processes only that import it

@@ -11,11 +11,10 @@ from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
 from fedapps.lab.results.secure_sums import secure_section
 from fedapps.records.reader import read_run
-from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import with_clients, with_defaults
-from tests.helpers import assert_arrays, rounds_of, run_inline
+from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import assert_arrays, refused, rounds_of, run_inline
 
 SMALL = {
     "num-clients": 4,
@@ -92,8 +91,4 @@ def test_no_message_brings_or_takes_the_state_of_a_site(key, tmp_path):
 )
 def test_what_needs_single_replies_is_refused(config, why):
     settings = with_defaults({"secure.on": True, "clients-per-round": 0, **config})
-    task = build_task(settings)
-    task = build_task(settings := with_clients(settings, task))
-    with pytest.raises(UserError, match=f"^secure.on = true: secure sums: .*{why}") as caught:
-        build_strategy(settings, task)
-    assert "\n" not in str(caught.value)
+    refused(lambda: assemble(settings), f"^secure.on = true: secure sums: .*{why}", UserError)
