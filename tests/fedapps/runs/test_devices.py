@@ -119,6 +119,8 @@ def test_a_gpu_has_to_beat_all_cores_that_would_train(cores, sampled, device, gp
 
 
 def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path, monkeypatch):
+    """Also the server half alone, which may train."""
+    monkeypatch.setattr(client_factory, "repeatable", lambda device: None)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pretended_cuda(monkeypatch):
         assert main(["run", *words(SMALL), "--out", str(tmp_path / "cpu"), "device=cpu"]) == 0
@@ -127,13 +129,6 @@ def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path,
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.allow_tf32
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-
-
-def test_a_server_that_trains_takes_such_kernels_without_clients(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_factory, "repeatable", lambda device: None)
-    with pretended_cuda(monkeypatch):
-        assert main(["run", *words(SMALL), "--out", str(tmp_path / "run"), "device=cuda"]) == 0
-        assert torch.are_deterministic_algorithms_enabled()
 
 
 def test_clients_in_another_process_take_such_kernels_too(monkeypatch):
