@@ -136,17 +136,23 @@ def test_text_shown_in_a_terminal():
     ]
 
 
-def test_the_command(capsys):
-    assert main(["settings"]) == 0
-    assert "superfed" in capsys.readouterr().out
-    assert main(["settings", "superfed"]) == 0
-    assert "superfed.nu: number, default 0.0, from 0\n" in capsys.readouterr().out
-    assert main(["settings", "aaggff.ridge"]) == 0
-    assert "paper | reference" in capsys.readouterr().out
-    assert main(["settings", "superfed.nuu"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?"
-    )
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 0, "superfed"),
+        (["superfed"], 0, "superfed.nu: number, default 0.0, from 0\n"),
+        (["aaggff.ridge"], 0, "paper | reference"),
+        (
+            ["superfed.nuu"],
+            2,
+            "fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?",
+        ),
+    ],
+)
+def test_the_command(words, status, said, capsys):
+    assert main(["settings", *words]) == status
+    shown = capsys.readouterr()
+    assert said in (shown.err if status else shown.out)
 
 
 def test_a_stale_file_fails_the_check_and_is_written_without_it(monkeypatch, tmp_path, capsys):
