@@ -26,13 +26,13 @@ SMALL = {
 }
 
 
-BASE = {"aaggff.base": "fedadam"}
-CLEAR = {"secure.clear-losses": True}
-
-
 @pytest.mark.parametrize(
     ("method", "options", "secure", "phases"),
-    [("fedavg", {}, {}, "3"), ("scaffold", {}, {}, "3"), ("aaggff-s", BASE, CLEAR, "4")],
+    [
+        ("fedavg", {}, {}, "3"),
+        ("scaffold", {}, {}, "3"),
+        ("aaggff-s", {"aaggff.base": "fedadam"}, {"secure.clear-losses": True}, "4"),
+    ],
 )
 def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
     method, options, secure, phases, tmp_path

@@ -318,13 +318,11 @@ def test_no_fault_of_a_sites_data_says_what_is_in_them(fault, kind, tmp_path):
 
 def classes():
     """Yield every class of exception that the product raises."""
-    names = set()
-    for part in (ROOT, *(ROOT.parent / n for n in ("clients", "algorithms", "strategies"))):
-        for file in part.rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                    names.add(getattr(node.exc.func, "id", ""))
-    for name in sorted(names):
+    parts = (ROOT, *(ROOT.parent / name for name in ("clients", "algorithms", "strategies")))
+    trees = [ast.parse(file.read_text()) for part in parts for file in part.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    raised = {getattr(node.exc.func, "id", "") for node in nodes if isinstance(node.exc, ast.Call)}
+    for name in sorted(raised):
         made = getattr(builtins, name, None) or getattr(errors, name, None)
         if made and issubclass(made, Exception) and made is not errors.SiteFault:
             yield made
