@@ -1,4 +1,6 @@
-"""Notes on data and nets, printed on standard error before a run starts."""
+"""Notes on data and nets, printed on standard error before a run starts, and silence
+of other loggers.
+"""
 
 import logging
 import re
@@ -31,3 +33,17 @@ def each_once() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(once)
+
+
+@contextmanager
+def quiet(level: int, *names: str) -> Iterator[None]:
+    """Within this context, leave out what these loggers say below a level."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(level)
+    try:
+        yield
+    finally:
+        for one, usual in zip(loggers, before, strict=True):
+            one.setLevel(usual)

@@ -158,10 +158,7 @@ class Checkpoints(Observer):
         for draft in self.folder.glob("*.partial"):  # a kill left it, in whatever round
             shutil.rmtree(draft, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(
-            {name: _whole(array.numpy()) for name, array in arrays.items()},
-            partial / "model.safetensors",
-        )
+        _save(partial / "model.safetensors", _arrays(arrays))
         # the order of the arrays, since safetensors sorts them
         (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
         (partial / "run.json").write_text(
@@ -169,16 +166,13 @@ class Checkpoints(Observer):
         )
         if self.best.arrays:
             (partial / "best").mkdir()
-            model = {name: _whole(array.numpy()) for name, array in self.best.arrays.items()}
-            save_file(model, partial / "best" / "model.safetensors")
+            _save(partial / "best" / "model.safetensors", _arrays(self.best.arrays))
             for name, text in self.best.tables.items():
                 (partial / "best" / name).write_text(text, encoding="utf-8")
         if isinstance(self.strategy, Stateful):
-            state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
-            save_file(state, partial / "strategy.safetensors")
+            _save(partial / "strategy.safetensors", self.strategy.state_dict())
         if self.timing:
-            state = {name: _whole(value) for name, value in self.timing.state_dict().items()}
-            save_file(state, partial / "timing.safetensors")
+            _save(partial / "timing.safetensors", self.timing.state_dict())
         if self.verdict:
             (partial / SOUND).touch()
         shutil.rmtree(final, ignore_errors=True)
@@ -259,8 +253,13 @@ class Checkpoints(Observer):
             )
 
 
-def _whole(array: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(array, order="C")  # ascontiguousarray would turn a 0-d array into a 1-d one
+def _arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    # ascontiguousarray would turn a 0-d array into a 1-d one
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
 
 
 def _rounds(folder: Path) -> list[int]:

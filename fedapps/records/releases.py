@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from fedapps.records.files import append_text
+from fedapps.records.files import append_text, flush
 
 RELEASES = "releases.jsonl"
 
@@ -32,8 +32,4 @@ class Releases:
         append_text(self.path, "\n" * self._torn + json.dumps(facts) + "\n", os.O_DSYNC)
         self.count, self._torn = self.count + 1, False
         if self.count == 1:  # the name of the file
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            flush([self.path.parent])

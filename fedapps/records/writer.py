@@ -207,15 +207,11 @@ class Recorder(Observer):
             for name, value in ({} if diverged else weighted).items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
-            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = (
-                now.evaluated.bytes_up,
-                now.evaluated.bytes_down,
-            )
-            row |= _travelled("evaluate-", now.evaluated)
             newcomers = now.newcomers or Exchange()
             row["evaluate"] |= newcomer_measures(newcomers.metrics)
-            row["evaluate-bytes-up"] += newcomers.bytes_up
-            row["evaluate-bytes-down"] += newcomers.bytes_down
+            row["evaluate-bytes-up"] = now.evaluated.bytes_up + newcomers.bytes_up
+            row["evaluate-bytes-down"] = now.evaluated.bytes_down + newcomers.bytes_down
+            row |= _travelled("evaluate-", now.evaluated)
             written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
             metrics = {self.called(c): m for c, m in scored.items()}
             tables = {

@@ -214,7 +214,6 @@ def _plain(settings: Settings, task: Any) -> Strategy:
     """
     method, own = settings.entry, settings.method not in METHODS
     if settings.base is None:
-        assert method.strategy is not None
         with guarded(
             "method", settings.method, "cannot make its strategy", own, passed=(ValueError,)
         ):
@@ -259,7 +258,6 @@ def client_factory(settings: Settings) -> "ClientFactory":
     """
     method = settings.entry
     if settings.base is None:
-        assert method.client is not None
         return method.client_factory
     factory = client_factory(settings.base)
     if method.loss is None:

@@ -83,19 +83,19 @@ class Site:
         """
         if kind == IDENTITY or self.policy is None:
             return ""
-        return self.refusal or self._count(kind.partition(".")[0], context)
+        return self.refusal or self._count(self.policy, kind.partition(".")[0], context)
 
-    def _count(self, kind: str, context: Context) -> str:
+    def _count(self, policy: "SitePolicy", kind: str, context: Context) -> str:
         """Count the rounds that a message holds: as many as it asks a client. The
         client is the part of its name that chooses the data, whatever a server puts
         before it. Return why one round is too many, or "".
         """
-        limits = self.policy and (self.policy.rounds_per_run or self.policy.rounds_per_day)
-        if not self.policy or not limits or kind not in ("train", "evaluate"):
+        limited = policy.rounds_per_run or policy.rounds_per_day
+        if not limited or kind not in ("train", "evaluate"):
             return ""
         client = kind, str(client_id(context)).rpartition(":")[2]
         if (times := self.asked[client] + 1) > self.asked[kind]:
-            if why := count_round(self.policy, context, kind):
+            if why := count_round(policy, context, kind):
                 return why
             self.asked[kind] = times
         self.asked[client] = times

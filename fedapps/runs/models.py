@@ -7,8 +7,7 @@ the scores that the run recorded.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
 from fedapps.formats import LEADING_MEANS, one_line
+from fedapps.notes import quiet
 from fedapps.records.measures import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
@@ -230,25 +230,13 @@ def message(
     strategy = build_strategy(settings, task)
     if isinstance(inner := innermost(strategy), PooledChoice):
         inner.recall(number, row)
-    with quiet_flower():
+    with quiet(logging.WARNING, "flwr"):  # no round is run
         (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (
         sent.content.array_records.values(),
         sent.content.config_records.values(),
     )
     return [array.numpy().copy() for array in record.values()], dict(configured)
-
-
-@contextmanager
-def quiet_flower() -> Iterator[None]:
-    """Leave out Flower's log of a round: none is run."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:

@@ -18,6 +18,7 @@ import numpy as np
 from fedapps import clients
 from fedapps.data.scaling import Scale, TableScale
 from fedapps.errors import UserError
+from fedapps.notes import quiet
 from fedapps.records.files import replace
 from fedapps.tasks.targets import TargetScale
 
@@ -96,8 +97,6 @@ def write_onnx(
     if table:
         raw = torch.where(whole.numeric, raw, x)
         raw = torch.cat([raw, torch.full_like(raw[:1], torch.nan)])  # a row of missing values
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
-    levels = [logger.level for logger in loggers]
 
     def write(file: Path) -> None:
         program = torch.onnx.export(
@@ -115,18 +114,14 @@ def write_onnx(
         check(file, whole, raw)
 
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        replace(path, write)
+        with quiet(logging.ERROR, "torch.onnx", "onnxscript"):
+            replace(path, write)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
             f"--format onnx: this net cannot be exported ({' '.join(str(error).split())[:200]})"
         ) from None
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def check(file: Path, net: Any, x: Any) -> None:

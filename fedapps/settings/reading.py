@@ -183,23 +183,17 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         config["model.name"] = method.model or find_task(task).model
     if config.get("model.start", "auto") == "auto":
         config["model.start"] = start_of(method, config) or kind.start
-    values: dict[str, Any] = {}
-    for part in fields(Settings):
-        if part.name in ("options", "problem"):
-            entry: Any = {"options": method, "problem": kind}[part.name]
-            values[part.name] = (
-                read_table(entry.options, entry.table, config) if entry.options else None
-            )
-        elif part.name == "base":
-            values[part.name] = (
-                _base(method, values["options"].base, config) if method.wrap else None
-            )
-        elif part.name == "halves":
-            values[part.name] = _halves(values["options"], config)
-        elif part.name in PARTS:
-            values[part.name] = read_table(PARTS[part.name].options, part.name, config)
-        elif (key := kebab(part.name)) in config:
-            values[part.name] = typed(key, config[key], known[key])
+    values: dict[str, Any] = {
+        part.name: typed(key, config[key], known[key])
+        for part in fields(Settings)
+        if (key := kebab(part.name)) in config
+    }
+    values |= {name: read_table(part.options, name, config) for name, part in PARTS.items()}
+    options: Any = read_table(method.options, method.table, config) if method.options else None
+    values["options"] = options
+    values["base"] = _base(method, options.base, config) if method.wrap else None
+    values["halves"] = _halves(options, config)
+    values["problem"] = read_table(kind.options, kind.table, config) if kind.options else None
     if values.get("evaluate_every", Settings.evaluate_every) == -1:
         tenth = max(1, values.get("num_rounds", Settings.num_rounds) // 10)
         values["evaluate_every"] = min(LONGEST_INTERVAL, tenth)

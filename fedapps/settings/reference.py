@@ -11,7 +11,8 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Declared, kebab
 from fedapps.errors import UserError
-from fedapps.settings.tables import CONFIGURED
+from fedapps.settings.settings import Settings
+from fedapps.settings.tables import CONFIGURED, option_tables
 from fedapps.toml_text import Value, toml_value
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -36,10 +37,6 @@ class Setting:
 
 def all_tables() -> dict[str, type]:
     """Return every table's dataclass by name, in the order of the reference."""
-    # imported late: not needed to render another mapping
-    from fedapps.settings.settings import Settings
-    from fedapps.settings.tables import option_tables
-
     return {"": Settings, **option_tables()}
 
 

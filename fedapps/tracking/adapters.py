@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedapps.clients.base.locks import locked
+from fedapps.records.files import write_text
+from fedapps.records.reader import read_json
 
 #: Rows of the clients' table; the first holds the column names.
 Table = Sequence[Sequence[Any]]
@@ -57,15 +59,12 @@ class Tracked:
 
     def stored_id(self, tracker: str) -> str:
         """Return a tracker's id of this run from before a resume, or ""."""
-        path = self.folder / IDS
-        known = json.loads(path.read_text(encoding="utf-8")) if self.done and path.exists() else {}
-        return str(known.get(tracker, ""))
+        return str(read_json(self.folder / IDS).get(tracker, "")) if self.done else ""
 
     def store_id(self, tracker: str, name: str) -> None:
         """Store a tracker's id of this run."""
         path = self.folder / IDS
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        path.write_text(json.dumps(known | {tracker: name}) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(read_json(path) | {tracker: name}) + "\n")
 
 
 class Tracker(Protocol):

@@ -3,7 +3,6 @@ those of clients that lie.
 """
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ from fedapps.algorithms.common.confusion import macro_measures, margins
 from fedapps.clients.base.scores import CONFUSION, class_scores
 from fedapps.lab.results.class_tables import classes_section
 from fedapps.lab.results.parts import run_sections
-from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.tables import confusion_table
-from fedapps.runs.execution import execute_inline
-from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import lacking, run_inline
 
 
 def metrics_of(labels, predicted, classes=3):
@@ -67,9 +64,7 @@ def test_many_classes_have_macro_measures_and_no_counts():
 @pytest.mark.parametrize("method", ["superfed-mm", "local"])
 def test_a_run_writes_and_shows_its_classes(method, tmp_path):
     more = {"num-clients": 4, "num-rounds": 2, "checkpoint-every": 0, "train.local-epochs": 2}
-    settings = with_defaults({"method": method, **more, "out": str(tmp_path / "run")})
-    parts = assemble(settings)
-    summary = execute_inline(parts.settings, parts=parts)
+    summary = run_inline(tmp_path / "run", method=method, **more)
     run = read_run(tmp_path / "run")
     table = list(csv.reader((tmp_path / "run" / "confusion.csv").read_text().splitlines()))
     counts = np.array([row[1:] for row in table[1:]], int)
@@ -78,22 +73,18 @@ def test_a_run_writes_and_shows_its_classes(method, tmp_path):
     assert (counts.sum(), counts.trace()) == (samples, round(right))
     assert {"macro-precision", "macro-recall", "macro-f1"} <= set(run.clients[0])
     assert summary["macro-f1-pooled"] == macro_measures(*margins(counts))["macro-f1"]
-    assert "left-out" not in json.loads(
-        (tmp_path / "run" / "rounds.jsonl").read_text()[:-1].split("\n")[-1]
-    )
+    assert "left-out" not in run.rounds[-1]
     section = classes_section(run)
     assert [row[0] for row in section.rows] == [str(c) for c in range(10)]
     assert section.title not in [s.title for s in run_sections(run)]  # too long for a terminal
-    page = write_report(tmp_path / "run").read_text()
-    assert "<h2>Classes</h2>" in page
-    assert "Confusion matrix" in page
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert not lacking(page, "<h2>Classes</h2>", "Confusion matrix")
 
 
 @pytest.mark.parametrize("more", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
 def test_counts_stay_with_the_clients_unless_asked_for(more, tmp_path):
     small = {"num-clients": 4, "num-rounds": 1, "checkpoint-every": 0, "train.local-epochs": 1}
-    parts = assemble(with_defaults({**small, **more, "out": str(tmp_path / "run")}))
-    summary = execute_inline(parts.settings, parts=parts)
+    summary = run_inline(tmp_path / "run", **small, **more)
     assert "macro-f1-mean" in summary
     assert "macro-f1-pooled" not in summary
     assert not (tmp_path / "run" / "confusion.csv").exists()

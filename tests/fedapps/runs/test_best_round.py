@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
 from fedapps.clients import ClientData, FedAvgClient, Split
@@ -46,7 +45,7 @@ def second_is_best(monkeypatch):
     note = Best.note
 
     def changed(self, row):
-        if "evaluate" in row and self.keep:
+        if "evaluate" in row and self.compares:
             row[SCORES] = {"0": 1 / (1 + abs(row["round"] - 2))}
         return note(self, row)
 
@@ -62,8 +61,7 @@ def rows(folder):
 
 def assert_same(folder, other, personal):
     assert rows(folder) == rows(other)
-    for name in ("confusion.csv",):
-        assert (folder / name).read_text() == (other / name).read_text()
+    assert (folder / "confusion.csv").read_text() == (other / "confusion.csv").read_text()
     models = [load_file(path / "model.safetensors") for path in (folder, other)]
     assert_arrays(models[0], models[1])
     for client in range(4) if personal else ():
@@ -91,19 +89,15 @@ def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_bes
         assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
 
 
-class Stop(KeyboardInterrupt):
-    """An interruption."""
-
-
 @pytest.mark.parametrize("stops_after", [3, 5])
 def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_path):
     def stop(now):
         if now.number == stops_after:
-            raise Stop
+            raise KeyboardInterrupt
 
     job = {"method": "ditto", "num_rounds": 6, "keep_best": True}
     play(tmp_path / "whole", **job)
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         play(tmp_path / "resumed", [stop], **job)
     (tmp_path / "resumed" / "clients.csv").write_text("client\n")  # of a later round, say
     summary = play(tmp_path / "resumed", resume=True, **job)
@@ -141,21 +135,11 @@ def test_a_client_scores_the_model_of_its_evaluation_on_validation_samples():
     assert client.evaluate_validation(arrays, {}) == {}  # trained on: none of its own
     client.data = ClientData(data.train, Split(data.train.x[:0], data.train.y[:0]), data.test)
     assert client.evaluate_validation(arrays, {}) == {}
-    assert isinstance(RecordDict({"metrics": MetricRecord(found)}), RecordDict)
 
 
-def test_a_run_that_gets_no_better_ends(tmp_path, monkeypatch):
-    note = Best.note
-
-    def falls_after_two(self, row):
-        if "evaluate" in row:
-            row[SCORES] = {"0": 1 / (1 + abs(row["round"] - 2))}
-        return note(self, row)
-
-    monkeypatch.setattr(Best, "note", falls_after_two)
+def test_a_run_that_gets_no_better_ends(second_is_best, tmp_path):
     summary = play(tmp_path / "run", early_stopping=2, num_rounds=20)
-    assert (summary["status"], summary["rounds-completed"]) == ("completed", 4)
-    assert summary["stopped-early"] is True
+    assert (summary["status"], summary["stopped-early"]) == ("completed", True)
     assert "scored-round" not in summary
     run = read_run(tmp_path / "run")
     assert run.scored_round == 4
@@ -265,3 +249,14 @@ def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
     best = Best(keep=True, round=5, at_checkpoint=2)
     assert best.kept_rounds == [2, 5]
     assert Best(round=5, at_checkpoint=2).kept_rounds == []
+
+
+@pytest.mark.parametrize("task", ["tabular", "regression"])
+@pytest.mark.parametrize(
+    ("method", "share"), [("superfed-mm", 0.2), ("finetune", 0.2), ("fedavg", 0.0), ("apfl", 0.0)]
+)
+def test_clients_that_choose_have_validation_samples(method, share, task):
+    """By default, also where a task's default job has none."""
+    given = {"method": method, "task": task}
+    assert with_defaults(given).data.validation == share
+    assert with_defaults({**given, "data.validation": 0.1}).data.validation == 0.1

@@ -5,7 +5,7 @@ run.
 import pytest
 
 from fedapps.engines.inline import InlineGrid
-from fedapps.runs.assembly import build_client, build_task, takes_steps
+from fedapps.runs.assembly import build_task, takes_steps
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.work import WORTH, seconds_saved, with_compilation
@@ -67,12 +67,6 @@ def test_steps_of_fits_are_counted_by_their_own_options():
     assert with_compilation(worst, task, takes_steps).train.compile == "off"
 
 
-@pytest.mark.parametrize("choice", ["on", "off"])
-def test_what_is_said_is_done(choice):
-    settings = settings_of(**{"train.compile": choice, "num-rounds": 20_000})
-    assert with_compilation(settings, build_task(settings), takes_steps).train.compile == choice
-
-
 def test_on_supernodes_auto_is_off():
     assert settings_of(**{"num-rounds": 20_000}).deployed().train.compile == "off"
     assert settings_of(**{"train.compile": "on"}).deployed().train.compile == "on"
@@ -95,13 +89,6 @@ def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it
     longer = settings_of(**{**keys, "num-rounds": 2, "resume": True})
     assert with_compilation(longer, None, takes_steps).train.compile == "on"
     assert set(seen) == {"on"}
-
-
-def test_clients_of_the_application_can_compile(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path))
-    settings = settings_of(**SMALL)
-    client = build_client(settings, build_task(settings), 0, 4, store=None)
-    assert client.compiler is not None
 
 
 @pytest.mark.parametrize("method", ["ffgb", "ffgb-distill"])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedapps import server_app
-from fedapps.commands.parser import main, parse
-from fedapps.commands.run import settings_of
+from fedapps.commands.parser import main
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -27,9 +25,7 @@ from fedapps.runs.launch import Launch
 from fedapps.runs.models import settings_in
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.runs.work import worth
-from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.rounds import TooFewReplies
-from fedapps.tasks.base import device_of
 from fedapps.toml_text import read_toml
 from tests.helpers import ROOT, fedapps, refused, rounds_of
 from tests.pretended_device import pretended_cuda
@@ -75,22 +71,26 @@ def chosen(job, **asked):
     return assemble(with_defaults(job), Asked(**asked)).settings.device
 
 
-def launched(arguments):
-    """Return the engine and the device with which a command starts its run."""
-    given = parse(arguments)
-    how, _ = Launch(engine=given.engine, gpus_per_client=given.gpus_per_client).decided()
-    parts = assemble(settings_of(given), Asked(how.engine, how.gpus_per_client))
-    return how.engine, parts.settings.device
-
-
 # --- where a GPU pays -----------------------------------------------------------------
 
 
-def test_a_small_step_stays_on_the_cpu_and_one_line_says_so(gpus, caplog):
-    assert chosen(SMALL) == "cpu"
-    assert caplog.messages == [
-        "device cpu: a step of 0.28 MFLOP is too small for a GPU; device=cuda forces it"
-    ]
+@pytest.mark.parametrize(
+    ("job", "number", "said"),
+    [
+        (
+            SMALL,
+            1,
+            "device cpu: a step of 0.28 MFLOP is too small for a GPU; device=cuda forces it",
+        ),
+        (LARGE, 0, ""),
+        ({"method": "fedevg", "num-clients": 4}, 1, ""),
+        ({"method": "histogram-boosting", "num-clients": 4}, 1, ""),
+    ],
+)
+def test_auto_is_the_cpu_and_one_line_says_why_a_gpu_does_not_pay(job, number, said, gpus, caplog):
+    gpus(number)
+    assert chosen(job) == "cpu"
+    assert [line for line in caplog.messages if line.startswith("device")] == [said] * bool(said)
 
 
 def test_a_large_step_takes_the_gpu_and_gives_the_numbers_of_the_cpu(tmp_path, monkeypatch, caplog):
@@ -119,6 +119,8 @@ def test_a_gpu_has_to_beat_all_cores_that_would_train(cores, sampled, device, gp
 
 
 def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path, monkeypatch):
+    """Also the server half alone, which may train."""
+    monkeypatch.setattr(client_factory, "repeatable", lambda device: None)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pretended_cuda(monkeypatch):
         assert main(["run", *words(SMALL), "--out", str(tmp_path / "cpu"), "device=cpu"]) == 0
@@ -127,13 +129,6 @@ def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path,
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.allow_tf32
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-
-
-def test_a_server_that_trains_takes_such_kernels_without_clients(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_factory, "repeatable", lambda device: None)
-    with pretended_cuda(monkeypatch):
-        assert main(["run", *words(SMALL), "--out", str(tmp_path / "run"), "device=cuda"]) == 0
-        assert torch.are_deterministic_algorithms_enabled()
 
 
 def test_clients_in_another_process_take_such_kernels_too(monkeypatch):
@@ -152,12 +147,6 @@ def test_the_size_of_a_step_is_known_where_the_data_say_how_many_clients(gpus, s
     assert chosen(job | {"method": "fedavg"}) == "cpu"
 
 
-def test_without_a_gpu_nothing_is_said(caplog, gpus):
-    gpus(0)
-    assert chosen(LARGE) == "cpu"
-    assert not caplog.messages
-
-
 def test_auto_leaves_an_accelerator_without_float64(gpus, monkeypatch, caplog):
     gpus(0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -169,21 +158,6 @@ def test_auto_leaves_an_accelerator_without_float64(gpus, monkeypatch, caplog):
 
 
 # --- the same device in every engine --------------------------------------------------
-
-
-def test_the_six_steps_of_make_run_choose_one_device(gpus, monkeypatch):
-    """Also where the Makefile does not name it."""
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (run,) = re.findall(r"^RUN := \$\(BIN\)/fedapps (.+)$", text, re.M)
-    steps = [
-        shlex.split(f"{run} {rest}") for rest in re.findall(r"^\t@\$\(RUN\) (.+)$", text, re.M)
-    ]
-    assert len(steps) == 5  # the sixth compares
-    assert all("device=cpu" in step for step in steps)
-    for left_out in ("", "device=cpu"):
-        found = {launched([word for word in step if word != left_out]) for step in steps}
-        assert found == {("inline", "cpu"), ("ray", "cpu")}
 
 
 # changes PyTorch in those processes only that import it
@@ -260,23 +234,16 @@ def test_what_was_asked_for_decides(device, asked, found, gpus, caplog):
         ("cuda:1", {"gpus_per_client": 1.0, "engine": "ray"}, "'cuda:1': Ray deals the GPUs to "),
         ("cuda", {"engine": "ray"}, "'cuda': with Ray, clients see a GPU only with --gpus-per-"),
         ("cpu", {"gpus_per_client": 0.5, "engine": "ray"}, "'cpu', but --gpus-per-client 0.5: "),
+        *(
+            (name, {}, f"'{name}': choose one of auto, cpu, cuda, mps, xpu")
+            for name in ("gpu", "cuda:", "cuda:x", "cuda:01", "cpu:0", "mps:0", "auto:1")
+        ),
     ],
 )
 def test_a_device_that_clients_cannot_have_is_refused_in_one_line(device, asked, error, gpus):
     gpus(2)
-    with pytest.raises(UserError) as refusal:
-        chosen(SMALL | {"device": device}, **asked)
-    assert str(refusal.value).startswith(f"device = {error}")
-    assert "\n" not in str(refusal.value)
-
-
-def test_the_names_of_devices(gpus):
-    gpus(2)
-    assert device_of("cuda:1") == torch.device("cuda", 1)
-    assert device_of("auto") == device_of("cpu") == torch.device("cpu")
-    for name in ("gpu", "cuda:", "cuda:x", "cuda:01", "cpu:0", "mps:0", "auto:1"):
-        with pytest.raises(UserError, match="choose one of auto, cpu, cuda, mps, xpu"):
-            read_settings({"device": name})
+    job = SMALL | {"device": device}
+    refused(lambda: chosen(job, **asked), f"^device = {re.escape(error)}", UserError)
 
 
 # --- the server half ------------------------------------------------------------------
@@ -337,9 +304,10 @@ def test_a_run_that_flower_starts_is_on_the_cpu_in_all_its_processes(
 
 def test_a_site_may_choose_its_own_device(gpus):
     config = {**with_defaults(SMALL).flat(), "device": "auto"}
-    for own, kind in (({}, "cpu"), ({"device": "cuda"}, "cuda")):
+    gpus(2)
+    for own, device in (({}, "cpu"), ({"device": "cuda:1"}, "cuda:1")):
         _, task = client_factory.task_of(Context(1, 1, own, RecordDict(), config))
-        assert task.device.type == kind
+        assert str(task.device) == device
     with pytest.raises(UserError, match="device = 'gpu': choose one of auto, cpu"):
         client_factory.task_of(Context(1, 1, {"device": "gpu"}, RecordDict(), config))
 
@@ -389,12 +357,6 @@ def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
         missing_runs(plan, Way())
 
 
-@pytest.mark.parametrize("method", ["fedevg", "histogram-boosting"])
-def test_auto_is_the_cpu_where_clients_take_no_steps_on_the_net(method, gpus, caplog):
-    assert chosen({"method": method, "num-clients": 4}) == "cpu"
-    assert not [line for line in caplog.messages if line.startswith("device")]
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -416,31 +378,26 @@ def test_a_refused_run_keeps_the_one_that_it_would_overwrite(command, why, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("given", "engine", "why"),
+    ("given", "cluster", "engine", "why"),
     [
-        ({}, "inline", "engine inline: the cores of this machine serve"),
-        ({"workers": 2}, "inline", "engine inline: the cores of this machine serve"),
-        ({"gpus_per_client": 0.5}, "ray", "engine ray: for --gpus-per-client"),
-        ({"ray_address": "head:6379"}, "ray", "engine ray: for --ray-address"),
-        ({"port": 9093}, "ray", "engine ray: for --port"),
-        ({"no_wall": True}, "ray", "engine ray: for --no-wall"),
-        ({"engine": "ray"}, "ray", ""),
-        ({"engine": "inline"}, "inline", ""),
-        ({"engine": "deployment"}, "deployment", ""),
-        ({"deployment": Path("sites")}, "deployment", "engine deployment: sites"),
+        ({}, "", "inline", "engine inline: the cores of this machine serve"),
+        ({"workers": 2}, "", "inline", "engine inline: the cores of this machine serve"),
+        ({"gpus_per_client": 0.5}, "", "ray", "engine ray: for --gpus-per-client"),
+        ({"ray_address": "head:6379"}, "", "ray", "engine ray: for --ray-address"),
+        ({"port": 9093}, "", "ray", "engine ray: for --port"),
+        ({"no_wall": True}, "", "ray", "engine ray: for --no-wall"),
+        ({"engine": "ray"}, "", "ray", ""),
+        ({"engine": "inline"}, "", "inline", ""),
+        ({"engine": "deployment"}, "", "deployment", ""),
+        ({"deployment": Path("sites")}, "", "deployment", "engine deployment: sites"),
+        ({}, "head:6379", "ray", "engine ray: for $RAY_ADDRESS"),
+        ({"engine": "inline"}, "head:6379", "inline", ""),
     ],
 )
-def test_the_engine_that_suits(given, engine, why, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_the_engine_that_suits(given, cluster, engine, why, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
     how, said = Launch(**given).decided()
     assert (how.engine, said) == (engine, why)
-
-
-def test_a_cluster_of_the_environment_is_joined(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    how, said = Launch().decided()
-    assert (how.engine, said) == ("ray", "engine ray: for $RAY_ADDRESS")
-    assert Launch(engine="inline").decided()[0].engine == "inline"
 
 
 def test_how_a_run_goes_on_keeps_what_chose_the_engine():

@@ -5,13 +5,11 @@ is in clients.csv, and nowhere without it.
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
-from fedapps.errors import UserError
-from fedapps.lab.sweeps.pool import PlannedRun, run_one
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from tests.helpers import clients_of
+from tests.helpers import clients_of, run_inline
 
 JOB = {
     "method": "propfair",
@@ -25,24 +23,16 @@ JOB = {
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_column_is_the_loss_of_the_final_model(asked, tmp_path):
-    run_one(PlannedRun({**JOB, "evaluate-train": asked}, tmp_path / "run"))
-    rows = clients_of(tmp_path / "run")
+    run_inline(tmp_path, **JOB, **{"evaluate-train": asked})
+    rows = clients_of(tmp_path)
     assert ["train-loss" in row for row in rows] == [asked] * 4
     if asked:
         task = build_task(read_settings(JOB))
         model = task.model_fn(0)
-        arrays = load_file(tmp_path / "run" / "model.safetensors")
-        model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in model.state_dict()})
+        model.load_state_dict(load_file(tmp_path / "model.safetensors"))
         with torch.no_grad():
             parts = [task.client_data(k, 4).train for k in range(4)]
             expected = [
                 float(torch.nn.functional.cross_entropy(model(part.x), part.y)) for part in parts
             ]
         np.testing.assert_allclose([float(row["train-loss"]) for row in rows], expected, rtol=1e-5)
-
-
-def test_it_is_refused_where_training_is_private():
-    with pytest.raises(
-        UserError, match="evaluate-train = true: losses on training samples are not private"
-    ):
-        read_settings({"evaluate-train": True, "dp.noise-multiplier": 1.0})

@@ -1,9 +1,8 @@
-"""``train.precision`` and ``data.augment`` in a run: where they act, and one line where
-they cannot.
+"""``train.precision``, ``train.optimizer`` and ``data.augment`` in a run: where they
+act, and one line where they cannot.
 """
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,17 +13,15 @@ from sklearn.datasets import load_digits
 from fedapps.algorithms.common import precision
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.methods import METHODS
-from fedapps.runs.assembly import check_steps, client_factory
+from fedapps.runs.assembly import check_steps
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.runs.work import with_compilation
-from fedapps.settings.settings import Settings
-from fedapps.tasks.base import TorchTask
 from fedapps.testing.problems import Blobs
-from tests.helpers import dying_after, outcome_of, run_inline
+from tests.helpers import dying_after, outcome_of, refused, run_inline
 
 SMALL = {"num-clients": 6, "num-rounds": 1, "clients-per-round": 3, "checkpoint-every": 0}
 BF16, AUGMENT = {"train.precision": "bf16"}, {"data.augment": "crop-flip"}
+ADAM = {"train.optimizer": "adam"}
 JOB = {
     "num-clients": 4,
     "clients-per-round": 2,
@@ -40,26 +37,100 @@ def prepared(**given):
     return assemble(with_defaults({**SMALL, **given}))
 
 
+WITHOUT_STEPS = [
+    {"method": "ffgb"},
+    {"method": "fedevg"},
+    {"method": "fedcgan"},
+    {"method": "feddm"},
+    {"method": "histogram-boosting"},
+    {"method": "fedboost", "task": "ensemble-classification"},
+    {"method": "fedfw", "task": "constrained-classification"},
+]
+HALVES = {"method": "warm-start", "warm-start.first": "fedavg"}
+NOT_AUGMENTED = "^data.augment = 'crop-flip': .*"
+NOT_ADAM = "^train.optimizer = 'adam': .*"
+REFUSED = [
+    *(
+        (
+            {**given, key: value},
+            f"^{key} = '{value}': method '{given['method']}': its clients take no local steps of "
+            "SGD",
+        )
+        for given in WITHOUT_STEPS
+        for key, value in (BF16 | AUGMENT).items()
+    ),
+    *(
+        (given | AUGMENT, NOT_AUGMENTED + why)
+        for given, why in (
+            ({"task": "tabular"}, "is for images, which the samples are not: leave it 'none'"),
+            ({"task": "regression"}, "is for images, which the samples are not"),
+            ({"task": "text"}, "task 'text' does not use it"),
+            ({"method": "ffgb-distill"}, "method 'ffgb-distill': its clients fit the gradient"),
+            (
+                HALVES | {"warm-start.then": "ffgb-distill"},
+                "method 'ffgb-distill': its clients fit the gradient",
+            ),
+        )
+    ),
+    *(
+        (given | ADAM, NOT_ADAM + why)
+        for given, why in (
+            ({"method": "scaffold"}, "method 'scaffold': SCAFFOLD reads the mean gradient"),
+            ({"method": "propfair"}, "Adam divides gradients by their size"),
+            ({"method": "q-fedavg"}, "q-FedAvg takes L from the learning rate"),
+            ({"method": "ffgb-distill"}, "it has an optimiser of its own"),
+            ({"method": "fedfw"}, "its clients do not take such steps"),
+            (HALVES | {"warm-start.then": "scaffold"}, "method 'scaffold'"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "line"), REFUSED)
+def test_what_clients_cannot_do_is_refused_in_one_line(given, line):
+    refused(lambda: prepared(**given), line, UserError)
+
+
 @pytest.mark.parametrize(
     "given",
     [
-        {"method": "ffgb"},
-        {"method": "fedevg"},
-        {"method": "fedcgan"},
-        {"method": "feddm"},
-        {"method": "histogram-boosting"},
-        {"method": "fedboost", "task": "ensemble-classification"},
-        {"method": "fedfw", "task": "constrained-classification"},
+        HALVES | {"warm-start.then": "ffgb-distill"} | BF16,
+        {"method": "q-fedavg", "q-fedavg.step": "average"} | ADAM,
     ],
 )
-@pytest.mark.parametrize("setting", [BF16, AUGMENT])
-def test_a_method_without_local_steps_on_the_net_refuses_in_one_line(given, setting):
-    ((key, value),) = setting.items()
-    why = f"{key} = '{value}': method '{given['method']}': its clients take no local steps of SGD"
-    with pytest.raises(UserError) as error:
-        prepared(**given, **setting)
-    assert str(error.value).startswith(why)
-    assert "\n" not in str(error.value)
+def test_what_they_can_do_is_taken(given):
+    assert prepared(**given).settings.method == given["method"]
+
+
+def test_a_task_that_does_not_augment_is_refused():
+    settings = with_defaults({**SMALL, **AUGMENT})
+    why = "^data.augment = 'crop-flip': task 'digits' does not augment"
+    refused(lambda: check_steps(settings, Blobs()), why, UserError)
+
+
+def test_a_device_without_bfloat16_is_refused_before_the_start(monkeypatch):
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
+    refused(lambda: prepared(**BF16), "^train.precision = 'bf16': the device cpu has no", UserError)
+
+
+def test_steps_in_bfloat16_are_not_compiled_unasked():
+    settings = with_defaults({**SMALL, **BF16, "num-rounds": 100_000})
+    decided = with_compilation(settings, None, lambda *_: pytest.fail("there is nothing to ask"))
+    assert decided.train.compile == "off"
+    forced = settings.but(train={"compile": "on"})
+    assert with_compilation(forced, None, lambda *_: True).train.compile == "on"
+
+
+def test_the_rate_that_a_task_has_for_sgd_is_not_adams():
+    settings = with_defaults({"task": "tabular", "train.optimizer": "adamw"})
+    assert (settings.train.learning_rate, settings.train.momentum) == (0.01, 0.9)
+    assert with_defaults({"task": "tabular"}).train.learning_rate == 0.3
+
+
+def test_a_run_with_adam_learns(tmp_path):
+    steps = {"train.learning-rate": 0.003, "train.local-epochs": 2}
+    job = {"num-clients": 6, "num-rounds": 3, "data.partition": "iid", **ADAM, **steps}
+    assert run_inline(tmp_path, **job)["accuracy-mean"] > 0.8
 
 
 @pytest.mark.parametrize("setting", [BF16, AUGMENT])
@@ -82,44 +153,6 @@ def test_a_method_of_ones_own_with_any_client_is_named(setting, tmp_path, monkey
     assert not caplog.messages
 
 
-def test_both_halves_of_a_warm_start_are_asked():
-    halves = {"warm-start.first": "fedavg", "warm-start.then": "ffgb-distill"}
-    with pytest.raises(UserError, match="method 'ffgb-distill': its clients fit the gradient"):
-        prepared(method="warm-start", **halves, **AUGMENT)
-    prepared(method="warm-start", **halves, **BF16)
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"task": "tabular"}, "is for images, which the samples are not: leave it 'none'"),
-        ({"task": "regression"}, "is for images, which the samples are not"),
-        ({"task": "text"}, "task 'text' does not use it"),
-        ({"method": "fedfw", "task": "lasso"}, "its clients take no|task 'lasso' does not use it"),
-        ({"method": "ffgb-distill"}, "method 'ffgb-distill': its clients fit the gradient"),
-    ],
-)
-def test_only_images_are_augmented(given, why):
-    with pytest.raises(UserError, match=rf"^data\.augment = 'crop-flip': .*({why})"):
-        prepared(**given, **AUGMENT)
-
-
-def test_a_task_that_does_not_look_at_it_is_refused():
-    settings = with_defaults({**SMALL, **AUGMENT})
-    with pytest.raises(
-        UserError, match=r"^data\.augment = 'crop-flip': task 'digits' does not aug"
-    ):
-        check_steps(settings, Blobs())
-    check_steps(with_defaults(SMALL), Blobs())
-
-
-def test_a_device_without_bfloat16_is_refused_before_the_start(monkeypatch):
-    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
-    with pytest.raises(UserError, match=r"^train\.precision = 'bf16': the device cpu has no bfl"):
-        prepared(**BF16)
-    prepared()
-
-
 def test_a_validation_set_that_is_the_training_set_stays_so():
     task = prepared(**AUGMENT, **{"data.validation": 0.0}).task
     data = task.client_data(0, 6)
@@ -127,15 +160,6 @@ def test_a_validation_set_that_is_the_training_set_stays_so():
     assert (data.train.augment, data.test.augment) == ("crop-flip", "none")
     own = prepared(**AUGMENT, **{"data.validation": 0.2}).task.client_data(0, 6)
     assert (own.train.augment, own.validation.augment) == ("crop-flip", "none")
-
-
-def test_every_method_with_a_net_says_whether_it_acts():
-    """No method with a factory of its own lets the settings pass."""
-    for name, method in METHODS.items():
-        if method.wrap or method.client is None:
-            continue
-        kind = getattr(client_factory(Settings(method=name)), "kind", None)
-        assert kind is None or hasattr(kind(), "needs_float32")
 
 
 def test_augmented_runs_do_not_depend_on_workers_and_resume_to_the_same_bits(tmp_path):
@@ -150,15 +174,6 @@ def test_augmented_runs_do_not_depend_on_workers_and_resume_to_the_same_bits(tmp
     assert outcome_of(tmp_path / "cut") == outcome_of(tmp_path / "one")
     run_inline(tmp_path / "plain", **JOB)
     assert outcome_of(tmp_path / "plain") != outcome_of(tmp_path / "one")
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_ray_draws_the_same_augmentation(tmp_path):
-    run_inline(tmp_path / "inline", **JOB, **AUGMENT)
-    words = [f"{key}={json.dumps(value)}" for key, value in {**JOB, **AUGMENT}.items()]
-    assert main(["run", *words, "--engine", "ray", "--out", str(tmp_path / "ray")]) == 0
-    assert outcome_of(tmp_path / "ray") == outcome_of(tmp_path / "inline")
 
 
 def test_a_run_in_bfloat16_learns_and_its_models_are_float32(tmp_path, capsys):
@@ -193,16 +208,3 @@ def test_the_server_distils_in_the_precision_of_the_clients():
         for more in ({}, BF16)
     ]
     assert [isinstance(net, precision.Bfloat16) for net in nets] == [False, True]
-
-
-def test_steps_in_bfloat16_are_not_compiled_unasked():
-    settings = with_defaults({**SMALL, **BF16, "num-rounds": 100_000})
-    asked = []
-    decided = with_compilation(settings, None, lambda *_: asked.append(1))
-    assert (decided.train.compile, asked) == ("off", [])
-    forced = replace(settings, train=replace(settings.train, compile="on"))
-    assert with_compilation(forced, None, lambda *_: True).train.compile == "on"
-
-
-def test_a_torch_task_has_no_images_unless_it_says_so():
-    assert not TorchTask.has_images.fget(None)

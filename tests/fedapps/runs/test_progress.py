@@ -5,46 +5,33 @@ terminal.
 import contextlib
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from fedapps import json_log
+from fedapps.records.files import append_text, write_text
 from fedapps.records.rounds import RoundReader
 from fedapps.runs.progress import Progress
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-class Run:
-    """A rounds.jsonl that grows."""
-
-    def __init__(self, path):
-        self.path = path
-        self.file = path / "rounds.jsonl"
-
-    def add(self, number, accuracy=None, failures=(), loss=0.5, seconds=2.0):
-        record = {
-            "round": number,
-            "train": {"loss": loss},
-            "seconds": seconds,
-            "failures": list(failures),
-        }
-        if accuracy is not None:
-            record["evaluate"] = {"accuracy-mean": accuracy}
-        with self.file.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+def add(file, number, accuracy=None, failures=(), loss=0.5, seconds=2.0):
+    """Let a rounds.jsonl grow by a round."""
+    record = {
+        "round": number,
+        "train": {"loss": loss},
+        "seconds": seconds,
+        "failures": list(failures),
+    }
+    if accuracy is not None:
+        record["evaluate"] = {"accuracy-mean": accuracy}
+    append_text(file, json.dumps(record) + "\n")
 
 
 @pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path)
+def rounds(tmp_path):
+    return tmp_path / "rounds.jsonl"
 
 
 @pytest.fixture
@@ -53,25 +40,23 @@ def plain():
     return console, lambda: console.file.getvalue().splitlines()
 
 
-def test_plain_lines(run, plain):
+def test_plain_lines(rounds, plain):
     console, lines = plain
-    clock = Clock()
-    with Progress(100, "fedavg", console, clock) as progress:
+    clock = SimpleNamespace(now=100.0)
+    with Progress(100, "fedavg", console, lambda: clock.now) as progress:
         progress.note("starting Ray")
-        progress.poll(run.path)
+        progress.poll(rounds.parent)
         assert progress.done == 0
-        run.add(1)
-        progress.poll(run.path)
-        for number in range(2, 9):  # 0.1 s apart: nothing to say within two seconds
+        for number in range(1, 9):  # 0.1 s apart: nothing to say within two seconds
             clock.now += 0.1
-            run.add(number)
-            progress.poll(run.path)
+            add(rounds, number)
+            progress.poll(rounds.parent)
             assert progress.done == number
         clock.now += 2
-        run.add(9, accuracy=0.5, seconds=3.0)
-        run.add(10)
-        progress.poll(run.path)
-        progress.poll(run.path)
+        add(rounds, 9, accuracy=0.5, seconds=3.0)
+        add(rounds, 10)
+        progress.poll(rounds.parent)
+        progress.poll(rounds.parent)
     assert lines() == [
         "fedavg: starting Ray",
         "fedavg: round 1/100  loss 0.500  2.00 s/round  ETA 3 min 18 s",
@@ -80,110 +65,95 @@ def test_plain_lines(run, plain):
     ]
 
 
-def test_last_round_is_always_printed(run, plain):
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_last_round_is_always_printed(error, rounds, plain):
     console, lines = plain
-    with Progress(3, "m", console, Clock()) as progress:
-        for number in (1, 2, 3):
-            run.add(number, seconds=0.01)
-            progress.poll(run.path)
+    with (
+        pytest.raises(error) if error else contextlib.nullcontext(),
+        Progress(3, "m", console, lambda: 100.0) as progress,
+    ):
+        for number in (1, 2) if error else (1, 2, 3):
+            add(rounds, number, seconds=0.01)
+            progress.poll(rounds.parent)
+        if error:
+            raise error
+    last = "m: round 2/3  loss 0.500  10 ms/round  ETA 10 ms"
     assert lines() == [
         "m: round 1/3  loss 0.500  10 ms/round  ETA 20 ms",
-        "m: round 3/3  loss 0.500  10 ms/round",
+        last if error else "m: round 3/3  loss 0.500  10 ms/round",
     ]
 
 
-def test_interrupted_run_prints_its_last_round(run, plain):
-    console, lines = plain
-
-    def interrupted():
-        with Progress(30, "m", console, Clock()) as progress:
-            for number in (1, 2):
-                run.add(number)
-                progress.poll(run.path)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert lines()[-1].startswith("m: round 2/30")
-
-
-def test_torn_line_waits_for_its_end(run):
+def test_torn_line_waits_for_its_end(rounds):
     reader = RoundReader()
-    run.file.write_text('{"round": 1}\n{"rou')
-    assert [r["round"] for r in reader.read(run.file)] == [1]
-    assert reader.read(run.file) == []
-    with run.file.open("a") as file:
-        file.write('nd": 2}\n{"round": 3}\n')
-    assert [r["round"] for r in reader.read(run.file)] == [2, 3]
-    assert reader.read(run.file) == []
+    rounds.write_text('{"round": 1}\n{"rou')
+    assert [r["round"] for r in reader.read(rounds)] == [1]
+    assert reader.read(rounds) == []
+    append_text(rounds, 'nd": 2}\n{"round": 3}\n')
+    assert [r["round"] for r in reader.read(rounds)] == [2, 3]
+    assert reader.read(rounds) == []
 
 
-def test_missing_file_and_invalid_lines(run):
+def test_missing_file_and_invalid_lines(rounds):
     reader = RoundReader()
-    assert reader.read(run.file) == []
-    run.file.write_bytes(b'\n[1]\nnope\n{"round": true}\n\xff\xfe\n{"round": 4}\n')
-    assert [r["round"] for r in reader.read(run.file)] == [4]
+    assert reader.read(rounds) == []
+    rounds.write_bytes(b'\n[1]\nnope\n{"round": true}\n\xff\xfe\n{"round": 4}\n')
+    assert [r["round"] for r in reader.read(rounds)] == [4]
 
 
-def test_rewritten_file_is_read_again(run, plain):
+def test_rewritten_file_is_read_again(rounds, plain):
     """--resume drops the rounds after the checkpoint; their failures must not count
     twice.
     """
     console, _ = plain
     failure = {"client": 4, "reason": "boom"}
-    with Progress(9, "m", console, Clock()) as progress:
+    with Progress(9, "m", console, lambda: 100.0) as progress:
         for number in (1, 2, 3):
-            run.add(number, failures=[failure])
-        progress.poll(run.path)
-        assert progress.done == 3
-        assert progress.failures == 3
-        kept = run.file.read_text().splitlines(keepends=True)[:2]
-        other = run.path / "new"
-        other.write_text("".join(kept))
-        other.replace(run.file)
-        progress.poll(run.path)
-        assert progress.done == 2
-        assert progress.failures == 2
-        run.add(3)
-        progress.poll(run.path)
-        assert progress.done == 3
-        assert progress.failures == 2
+            add(rounds, number, failures=[failure])
+        progress.poll(rounds.parent)
+        assert (progress.done, progress.failures) == (3, 3)
+        kept = rounds.read_text().splitlines(keepends=True)[:2]
+        write_text(rounds, "".join(kept))
+        progress.poll(rounds.parent)
+        assert (progress.done, progress.failures) == (2, 2)
+        add(rounds, 3)
+        progress.poll(rounds.parent)
+        assert (progress.done, progress.failures) == (3, 2)
 
 
-def test_resumed_rounds_count_as_done(run, plain):
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (
+            {"seconds": 2.0, "failures": [{"client": 1, "reason": "old"}], "train": {"loss": 0.5}},
+            "loss 0.500  2.00 s/round  ETA 6.0 s  1 failure",
+        ),
+        ({"evaluate": {"accuracy-mean": 0.25}}, "accuracy 25.0 %"),
+        ({"evaluate": {"psnr-mean": 21.5}}, "psnr-mean 21.5"),
+    ],
+)
+def test_the_rounds_of_a_resumed_run_count_as_done(record, line, rounds, plain):
     console, lines = plain
-    for number in range(1, 6):
-        run.add(number, accuracy=0.25, failures=[{"client": 1, "reason": "old"}])
-    with Progress(8, "m", console, Clock()) as progress:
-        progress.poll(run.path)
-        assert progress.done == 5
-    assert lines() == [
-        "m: round 5/8  loss 0.500  accuracy 25.0 %  2.00 s/round  ETA 6.0 s  5 failures"
-    ]
+    rounds.write_text(json.dumps({"round": 5, **record}) + "\n")
+    with Progress(8, "m", console, lambda: 100.0) as progress:
+        progress.poll(rounds.parent)
+    assert lines() == [f"m: round 5/8  {line}"]
 
 
-def test_failures_are_printed_with_client_and_reason_up_to_a_limit(run, plain):
+def test_failures_are_printed_with_client_and_reason_up_to_a_limit(rounds, plain):
     console, lines = plain
-    with Progress(50, "m", console, Clock()) as progress:
-        progress.poll(run.path)
+    with Progress(50, "m", console, lambda: 100.0) as progress:
+        progress.poll(rounds.parent)
         for number in range(1, 8):
-            run.add(number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
-            progress.poll(run.path)
+            add(rounds, number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
+            progress.poll(rounds.parent)
     skipped = [line for line in lines() if "skipped" in line]
     assert skipped == [f"Round {n}: skipped client 12: [red]x [2Jy" for n in (1, 2, 3)]
     assert lines()[-1].endswith("7 failures")
 
 
-def test_another_measure_where_there_is_no_accuracy(run, plain):
-    console, lines = plain
-    run.file.write_text('{"round": 1, "evaluate": {"psnr-mean": 21.5}}\n')
-    with Progress(2, "m", console, Clock()) as progress:
-        progress.poll(run.path)
-    assert lines() == ["m: round 1/2  psnr-mean 21.5"]
-
-
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
-def test_terminal_is_restored(run, error):
+def test_terminal_is_restored(rounds, error):
     console = Console(
         file=io.StringIO(),
         width=100,
@@ -191,11 +161,11 @@ def test_terminal_is_restored(run, error):
         force_interactive=True,
         color_system=None,
     )
-    progress = Progress(4, "[m]", console, Clock())
+    progress = Progress(4, "[m]", console, lambda: 100.0)
     with pytest.raises(error) if error else contextlib.nullcontext(), progress:
         progress.note("starting Ray")
-        run.add(1, accuracy=0.5)
-        progress.poll(run.path)
+        add(rounds, 1, accuracy=0.5)
+        progress.poll(rounds.parent)
         if error:
             raise error
     text = console.file.getvalue()
@@ -206,14 +176,14 @@ def test_terminal_is_restored(run, error):
     assert "loss 0.500  accuracy 50.0 %  2.00 s/round  ETA 6.0 s" in text
 
 
-def test_json_lines_name_the_run(run, monkeypatch, capsys):
+def test_json_lines_name_the_run(rounds, monkeypatch, capsys):
     monkeypatch.setenv(json_log.VARIABLE, "json")
-    run.file.touch()
+    rounds.touch()
     with Progress(2, "fedavg") as progress:
-        progress.poll(run.path)
-        run.add(1)
-        progress.poll(run.path)
+        progress.poll(rounds.parent)
+        add(rounds, 1)
+        progress.poll(rounds.parent)
         progress.note("writing the report")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["run"] for line in lines] == [run.path.name] * 2
+    assert [line["run"] for line in lines] == [rounds.parent.name] * 2
     assert [line.get("round") for line in lines] == [1, None]

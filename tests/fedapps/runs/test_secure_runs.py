@@ -1,7 +1,7 @@
 """Runs with secure sums: the plain run's model, the report, and refusals in a line."""
 
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
@@ -11,14 +11,10 @@ from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
 from fedapps.lab.results.secure_sums import secure_section
 from fedapps.records.reader import read_run
-from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import with_clients, with_defaults
-from fedapps.settings.reading import read_settings
-from fedapps.settings.rules import COUNTED, refuse
-from fedapps.settings.site_policy import SitePolicy
-from tests.helpers import assert_arrays, rounds_of, run_inline
+from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import assert_arrays, refused, rounds_of, run_inline
 
 SMALL = {
     "num-clients": 4,
@@ -30,13 +26,13 @@ SMALL = {
 }
 
 
-BASE = {"aaggff.base": "fedadam"}
-CLEAR = {"secure.clear-losses": True}
-
-
 @pytest.mark.parametrize(
     ("method", "options", "secure", "phases"),
-    [("fedavg", {}, {}, "3"), ("scaffold", {}, {}, "3"), ("aaggff-s", BASE, CLEAR, "4")],
+    [
+        ("fedavg", {}, {}, "3"),
+        ("scaffold", {}, {}, "3"),
+        ("aaggff-s", {"aaggff.base": "fedadam"}, {"secure.clear-losses": True}, "4"),
+    ],
 )
 def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
     method, options, secure, phases, tmp_path
@@ -95,29 +91,4 @@ def test_no_message_brings_or_takes_the_state_of_a_site(key, tmp_path):
 )
 def test_what_needs_single_replies_is_refused(config, why):
     settings = with_defaults({"secure.on": True, "clients-per-round": 0, **config})
-    task = build_task(settings)
-    task = build_task(settings := with_clients(settings, task))
-    with pytest.raises(UserError, match=f"^secure.on = true: secure sums: .*{why}") as caught:
-        build_strategy(settings, task)
-    assert "\n" not in str(caught.value)
-
-
-def test_settings_that_contradict_secure_sums():
-    for few in ({"clients-per-round": 2}, {"num-clients": 2, "clients-per-round": 0}):
-        with pytest.raises(UserError, match="at least 3 clients, and a round has 2"):
-            refuse(read_settings({"secure.on": True, "num-clients": 9, **few}), COUNTED)
-    with pytest.raises(UserError, match=r"secure\.neighbours = 8: a server that lies"):
-        read_settings({"secure.on": True, "secure.neighbours": 8})
-
-
-def test_a_site_can_demand_secure_sums():
-    policy = SitePolicy(secure_sums=True)
-    assert policy.refuses_run({"method": "fedavg", "secure.on": True}) == ""
-    assert "secure-sums = true" in policy.refuses_run({"method": "fedavg"})
-
-
-def test_a_site_can_keep_its_losses():
-    frame = ConfigRecord(packed({}))
-    content = RecordDict({"clear": MetricRecord({"loss-before": 1.0}), RECORD: frame})
-    assert SitePolicy(metrics="loss-before").refuses_reply(content) == ""
-    assert "'loss-before'" in SitePolicy(metrics="loss").refuses_reply(content)
+    refused(lambda: assemble(settings), f"^secure.on = true: secure sums: .*{why}", UserError)

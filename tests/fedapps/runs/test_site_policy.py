@@ -1,28 +1,34 @@
 """A site's own policy and audit log: what it refuses, whatever the server sends, and
-one line for every message.
+one line for every message. What leaves it of an error: its class and the line of code
+that raised it, never the name of a column, a value of a cell or a path.
 """
 
+import ast
+import builtins
 import errno
 import fcntl
 import json
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
-from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
+from fedapps import errors
+from fedapps.algorithms.secure.wire import CLEAR, MASKED, RECORD, packed
 from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_app import Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.runs import client_factory, guarded_app
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
-from fedapps.runs.client_factory import store_of
+from fedapps.runs.client_factory import clients_of, store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
-from fedapps.settings.site_policy import SitePolicy, read_policy
+from fedapps.settings.site_policy import SitePolicy
 from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.base.records import to_record
 from tests.helpers import assert_same, rounds_of
@@ -57,12 +63,17 @@ def site(tmp_path):
     return made
 
 
-def ask(grid, settings, kind="train", number=1, **config):
-    """Send one message to client 1 and return the reply."""
+def question(settings, number=1, **config):
+    """Return the content of a message of a round."""
     facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0}
     sent = ConfigRecord(facts | settings.train.to_config() | config | {"server-round": number})
     model = build_task(settings).initial_arrays()
-    content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
+    return RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
+
+
+def ask(grid, settings, kind="train", number=1, **config):
+    """Send one message to client 1 and return the reply."""
+    content = question(settings, number, **config)
     return grid.send_and_receive([Message(content, 1001, kind)])[0]
 
 
@@ -86,6 +97,7 @@ REFUSED = {  # policy: (settings, words of the reason)
     "metrics = []": ({}, "'loss'"),
     'metrics = "acc*, *-loss"': ({}, "'loss'"),
     "rounds-per-day = 3\nroundsperrun = 1": ({}, "did you mean 'rounds-per-run'?"),
+    "secure-sums = true": ({}, "secure.on is not true"),
     "counts = 3": ({}, "must be true or false"),
     "rounds-per-day = -1": ({}, "rounds-per-day = -1"),
     "methods =": ({}, "cannot be read as TOML"),
@@ -171,6 +183,8 @@ def test_rounds_are_counted_on_disk_whatever_round_the_server_names(site, tmp_pa
     assert "rounds-per-day = 4" in ask(grid, settings).error.reason
     (tmp_path / "store" / guarded_app.COUNTS).write_text("{")
     assert "cannot be read" in ask(grid, settings).error.reason
+    del grid.contexts[1001].node_config["store-dir"]
+    assert "add store-dir" in ask(grid, settings).error.reason
 
 
 def test_a_round_asks_each_client_of_a_site_once_whatever_a_server_calls_it(site):
@@ -223,12 +237,6 @@ def test_a_site_whose_rounds_cannot_be_counted_answers_none(site, monkeypatch, c
     assert "choose a folder on another file system" in caplog.text
 
 
-def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
-    settings, grid = site("rounds-per-day = 1")
-    del grid.contexts[1001].node_config["store-dir"]
-    assert "store-dir" in ask(grid, settings).error.reason
-
-
 def test_a_server_cannot_take_all_memory_of_a_site(site, monkeypatch):
     """A net of a width that a server chose: no more than the policy allows, and the
     next message is answered.
@@ -259,6 +267,8 @@ def test_only_the_frame_of_a_masked_reply_may_hold_any_text():
     assert policy.refuses_reply(RecordDict({RECORD: frame})) == ""
     masked = RecordDict({MASKED: to_record(["a"], [np.zeros(2)]), RECORD: frame})
     assert policy.refuses_reply(masked) == ""
+    clear = {CLEAR: MetricRecord({"loss-before": 1.0}), RECORD: frame}
+    assert "its reply holds 'loss-before'" in policy.refuses_reply(RecordDict(clear))
     for other in ({"info": frame}, {RECORD: frame, "info": ConfigRecord()}):
         assert "its reply holds 'json'" in policy.refuses_reply(RecordDict(other))
 
@@ -269,6 +279,78 @@ def test_a_run_says_how_many_take_part_at_least(told):
     assert SitePolicy(min_clients=2).refuses_run({"min-replies": 2}) == ""
 
 
-def test_what_a_policy_may_hold():
-    with pytest.raises(UserError, match=r"no such file"):
-        read_policy("/nowhere/policy.toml")
+# --- what an error says ---------------------------------------------------------------
+
+ROOT = Path(errors.__file__).parent
+SECRET = "MrsMiller4711"
+TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b", "num-clients": 3}
+GOOD = [f"{i}.5,{'ab'[i % 2]},{i // 2 % 2}" for i in range(20)]
+#: Files of a site, each with a fault that has the secret: text, and its name.
+FILES = {
+    "a cell of a category": ("age,kind,label", [f"1,{SECRET},0", *GOOD]),
+    "a cell of a number": ("age,kind,label", [f"{SECRET},a,0", *GOOD]),
+    "a label": ("age,kind,label", [f"1,a,{SECRET}", *GOOD]),
+    "the name of a column": (f"{SECRET},kind,label", GOOD),
+    "two columns of a name": (f"age,kind,label,{SECRET},{SECRET}", [f"{r},1,2" for r in GOOD]),
+    "a line too long": ("age,kind,label", [*GOOD, f"1,a,0,{SECRET}"]),
+    "a quote that does not end": ("age,kind,label", [*GOOD, f'1,"{SECRET},0']),
+    "no rows": (f"age,kind,label,{SECRET}", []),
+    "a client's name": (f"age,kind,label,{SECRET}", [f"{r},{SECRET}" for r in GOOD[:1]]),
+}
+
+
+def asked(config, node, kind="train", many=False):
+    """Ask a site; return all that leaves it, as text."""
+    settings = read_settings(TABLE | config)
+    grid = InlineGrid(app, settings.num_clients, default_config() | settings.flat())
+    grid.contexts[1001].node_config |= {"client-id": "oslo"} | node
+    content = question(settings)
+    if many:
+        inner = {"client": clients_of(grid.contexts[1001])[0], "group": "1", "type": kind}
+        content, kind = pack([Part(inner, content)], {"num-clients": 3}), "query.many"
+    reply = grid.send_and_receive([Message(content, 1001, kind)])[0]
+    if reply.has_error():
+        return reply.error.reason
+    parts = unpack(reply.content)[1] if many else []
+    records = reply.content.config_records.values()
+    return str([*(part.facts for part in parts), *map(dict, records)])
+
+
+@pytest.mark.parametrize("kind", ["query.identity", "query.clients", "train", "evaluate"])
+@pytest.mark.parametrize("fault", FILES)
+def test_no_fault_of_a_sites_data_says_what_is_in_them(fault, kind, tmp_path):
+    header, rows = FILES[fault]
+    folder = tmp_path / SECRET
+    folder.mkdir()
+    (folder / "a.csv").write_text("\n".join([header, *rows]) + "\n")
+    config = {"sites.client": "ward"} if kind == "query.clients" else {}
+    said = asked(config, {"data": str(folder / "a.csv")}, kind)
+    assert SECRET not in said
+    if kind != "query.clients" and fault != "a client's name":
+        assert "the site's log says more" in said or said == "[]"
+
+
+def classes():
+    """Yield every class of exception that the product raises."""
+    parts = (ROOT, *(ROOT.parent / name for name in ("clients", "algorithms", "strategies")))
+    trees = [ast.parse(file.read_text()) for part in parts for file in part.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    raised = {getattr(node.exc.func, "id", "") for node in nodes if isinstance(node.exc, ast.Call)}
+    for name in sorted(raised):
+        made = getattr(builtins, name, None) or getattr(errors, name, None)
+        if made and issubclass(made, Exception) and made is not errors.SiteFault:
+            yield made
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", list(classes()))
+def test_no_exception_says_more_than_its_class(kind, many, monkeypatch, tmp_path):
+    def fails(*_):
+        raise kind(SECRET)
+
+    monkeypatch.setattr("fedapps.runs.client_factory.client_of", fails)
+    (tmp_path / "a.csv").write_text("\n".join(["age,kind,label,ward", *(f"{r},w" for r in GOOD)]))
+    node = {"data": str(tmp_path / "a.csv"), "store-dir": str(tmp_path / "store")}
+    said = asked({"sites.client": "ward"}, node, many=many)
+    assert SECRET not in said
+    assert "the site's log says more" in said

@@ -1,14 +1,12 @@
 """``form=printed``: a method as its paper prints it, where our defaults differ."""
 
-from pathlib import Path
-
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.errors import UserError
-from fedapps.settings.reading import default_config, read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.strategies import SuPerFedOptions
 from fedapps.toml_text import read_toml
+from tests.helpers import ROOT
 
 #: The options of the algorithms, by method: Algorithm 2.2 of SuPerFed's chapter (nu is
 #: that of model-mixing, Table 2.2), (3.12) without a cap, Figures 1 and 2 of FedBoost,
@@ -65,21 +63,17 @@ def test_what_is_given_stays_also_a_default():
     assert SuPerFedOptions.printed(nu=2.0) == SuPerFedOptions(**{**SUPERFED, "nu": 2.0})
 
 
-def test_in_flowers_run_configuration_every_default_is_as_if_not_given():
-    whole = default_config({"method": "superfed-mm"}) | {"method": "superfed-mm"}
-    assert read_settings(whole).options == SuPerFedOptions()
-    given = whole | {"form": "printed", "superfed.start": 0.2}
-    assert read_settings(given).options == SuPerFedOptions.printed(start=0.2)
-
-
-def test_the_projects_run_configuration_is_such_a_one_also_where_a_table_of_ones_own_is_not_in_it():
+def test_a_default_in_flowers_run_configuration_is_as_if_not_given():
+    """Also where a table of the user's own is not in it."""
     place = "tool.flwr.app.config."
-    written = read_toml(Path(__file__).parents[3] / "pyproject.toml")
+    written = read_toml(ROOT / "pyproject.toml")
     flower = {key.removeprefix(place): v for key, v in written.items() if key.startswith(place)}
-    given = {**flower, "method": "fedboost", "form": "printed"}
-    assert not read_settings(given).options.centred
-    del given["fedboost.budget"]  # as an option that the file does not know
-    assert not read_settings(given).options.centred
+    given = {**flower, "method": "superfed-mm"}
+    assert read_settings(given).options == SuPerFedOptions()
+    given |= {"form": "printed", "superfed.start": 0.2}
+    assert read_settings(given).options == SuPerFedOptions.printed(start=0.2)
+    del given["superfed.init"]  # as an option that the file does not know
+    assert read_settings(given).options == SuPerFedOptions.printed(start=0.2)
 
 
 def test_a_run_records_the_options_and_can_be_repeated_from_its_record(tmp_path):
@@ -108,17 +102,6 @@ def test_a_wrapped_method_takes_its_printed_form_too():
     assert (settings.options.cap, settings.form, settings.base.form) == (0.0, "usual", "usual")
 
 
-def test_the_papers_experiments_set_it():
-    root = Path(__file__).parents[3] / "experiments"
-    for name in ("superfed/table-2.3", "fedboost/figure-3", "fedfw/lasso", "aaggff/heart"):
-        assert read_toml(root / f"{name}.toml")["form"] == "printed"
-
-
 def test_the_command_methods_lists_what_differs(capsys):
     assert main(["methods"]) == 0
     assert "fedfw-plus: fedfw.dual-step = 0.0\n" in capsys.readouterr().out
-
-
-def test_another_form_is_refused():
-    with pytest.raises(UserError, match="form = 'printedd': did you mean 'printed'"):
-        read_settings({"form": "printedd"})

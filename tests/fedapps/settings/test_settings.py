@@ -1,3 +1,4 @@
+import re
 import tomllib
 
 import pytest
@@ -7,6 +8,7 @@ from fedapps.models.options import ModelOptions
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
+from tests.helpers import refused
 
 #: The settings of the default task: `auto` values are replaced.
 DEFAULT = Settings(evaluate_every=5, model=ModelOptions("mlp", start="random"))
@@ -16,6 +18,8 @@ DEFAULT = Settings(evaluate_every=5, model=ModelOptions("mlp", start="random"))
     ("config", "message"),
     [
         ({"method": "superfed"}, "method = 'superfed': did you mean 'superfed-"),
+        ({"method": "FedAvg"}, "method = 'FedAvg': did you mean 'fedavg'"),
+        ({"method": "SCAFFOLD"}, "method = 'SCAFFOLD': did you mean 'scaffold'"),
         ({"num-round": 3}, "unknown setting 'num-round': did you mean 'num-rounds'?"),
         (
             {"sweep.minutes": 1, "seed": [0, 1]},
@@ -55,17 +59,20 @@ DEFAULT = Settings(evaluate_every=5, model=ModelOptions("mlp", start="random"))
         ),
         ({"train.lr-decay-every": 0}, "train.lr-decay-every = 0: choose a value in [1, inf)"),
         ({"device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda, mps, xpu"),
-        (
-            {"client-store": "message"},
-            "client-store = 'message': a resumed run could not find the clients' state",
+        ({"form": "printedd"}, "form = 'printedd': did you mean 'printed'"),
+        ({"rounds.late": "keep"}, "rounds.late = 'keep': no reply is late without deadline"),
+        *(
+            ({"rounds.late": "partial", **more}, "rounds.late = 'partial': clients end early for")
+            for more in ({}, {"rounds.over-select": 0.3})
         ),
+        ({"time.speed": "file"}, "time.speed = 'file', file = '': a file needs"),
+        ({"time.file": "x.csv"}, "time.speed = 'auto', file = 'x.csv': a file needs"),
+        ({"secure.neighbours": 8}, "secure.neighbours = 8: a server that lies could choose them"),
+        ({"num-rounds": "3"}, "num-rounds = '3': must be a whole number"),
     ],
 )
 def test_errors_take_one_line_and_name_the_setting_and_the_fix(config, message):
-    with pytest.raises(UserError) as error:
-        read_settings(config)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
+    refused(lambda: read_settings(config), f"^{re.escape(message)}", UserError)
 
 
 def test_missing_keys_have_defaults_and_whole_numbers_become_floats():
@@ -90,14 +97,6 @@ def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
     assert read_settings({"method": "term"}).flat()["fedavg.weights"] == "samples"
 
 
-def test_flat_and_back():
-    settings = read_settings(
-        {"method": "superfed-mm", "superfed.mu": 0.5, "data.alpha": 0.1, "num-rounds": 7}
-    )
-    assert read_settings(settings.flat()) == settings
-    assert "fedprox.mu" not in settings.flat()
-
-
 def test_toml_round_trip():
     config = default_config() | {
         "out": 'C:\\dir "x"\n\ttab\x01é',
@@ -105,12 +104,6 @@ def test_toml_round_trip():
         "train.learning-rate": 1e-7,
     }
     assert flatten_toml(tomllib.loads(to_toml(config))) == config
-
-
-def test_versions_in_the_recorded_settings_are_ignored(tmp_path):
-    path = tmp_path / "settings.toml"
-    path.write_text(to_toml({**Settings().flat(), "versions.flwr": "1.41.0"}))
-    assert read_settings(read_toml(path)) == DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -130,13 +123,10 @@ def test_assignments(text, want):
 
 @pytest.mark.parametrize("text", ["fedavg", "=3", " = 4"])
 def test_text_that_is_not_an_assignment_is_refused(text):
-    with pytest.raises(UserError, match="write a setting as key=value"):
-        parse_assignment(text)
+    refused(lambda: parse_assignment(text), "write a setting as key=value", UserError)
 
 
-def test_broken_files(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_toml(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("a = = 3")
-    with pytest.raises(UserError, match="cannot be read as TOML"):
-        read_toml(tmp_path / "bad.toml")
+@pytest.mark.parametrize(("name", "why"), [("a", "no such file"), ("b", "cannot be read as TOML")])
+def test_broken_files(name, why, tmp_path):
+    (tmp_path / "b").write_text("a = = 3")
+    refused(lambda: read_toml(tmp_path / name), why, UserError)

@@ -18,7 +18,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.tracking.adapters import ADAPTERS, Tracked, columns_of
 from fedapps.tracking.callback import measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
-from tests.helpers import refused, rounds_of
+from tests.helpers import dying_after, refused, rounds_of, summary_of
 
 JOB = [
     "run",
@@ -40,15 +40,8 @@ def run(out, *more, rounds=3):
 
 def stopped_and_resumed(out, *more):
     """Run three rounds, with Ctrl-C after the second."""
-
-    def stop(_, folder):
-        if len(rounds_of(folder)) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapps.runs.progress.Progress.poll", stop)
+    with dying_after(2):
         assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
-    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     return run(out, "--resume")
 
 
@@ -113,35 +106,16 @@ def test_a_tracker_receives_rounds_and_the_end(tracker_class, tmp_path):
 @pytest.mark.parametrize("where", ["start", "round", "end"])
 def test_a_failing_tracker_does_not_end_the_run(tracker_class, tmp_path, monkeypatch, where):
     monkeypatch.setattr(tracker_class, "fails", where)
-    rows = run(tmp_path / "run", "track=wandb")
-    assert len(rows) == 3
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
-    lines = [
-        line
-        for line in (tmp_path / "run" / "run.log").read_text().splitlines()
-        if "track = " in line
-    ]
-    assert len(lines) == 1, "its error is logged once, and it is not used again"
-    assert (
-        "track = 'wandb' failed (OSError: no room). The run continues without this tracker."
-        in lines[0]
-    )
+    assert len(run(tmp_path / "run", "track=wandb")) == 3
+    assert summary_of(tmp_path / "run")["status"] == "completed"
+    said = (tmp_path / "run" / "run.log").read_text()
+    failed = "track = 'wandb' failed (OSError: no room). The run continues without this tracker."
+    assert said.count(failed) == said.count("track = ") == 1, "it is not used again"
 
 
 def test_trackers_receive_a_failed_run(tracker_class, tmp_path):
-    assert (
-        main(
-            [
-                *JOB,
-                "num-rounds=2",
-                "track=wandb",
-                "max-update-norm=1e-9",
-                "--out",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 1
-    )
+    words = ["num-rounds=2", "track=wandb", "max-update-norm=1e-9", "--out", str(tmp_path / "run")]
+    assert main([*JOB, *words]) == 1
     assert tracker_class.last.ended[0] == "failed"
 
 
