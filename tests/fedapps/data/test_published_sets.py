@@ -3,7 +3,6 @@ read with the settings of their experiments.
 """
 
 import io
-import json
 import wave
 from pathlib import Path
 
@@ -13,11 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
+from fedapps.data.images import read_samples
+from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
-from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
+from tests.data_folders import write_parquet
+from tests.helpers import refused
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 TEXT, NUMBER, FLAG = datasets.Value("string"), datasets.Value("int64"), datasets.Value("bool")
@@ -38,11 +40,8 @@ pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def write(folder, splits, features):
-    folder.mkdir()
     for split, columns in splits.items():
-        datasets.Dataset.from_dict(columns, datasets.Features(features)).to_parquet(
-            folder / f"{split}-00000-of-00001.parquet"
-        )
+        write_parquet(folder, columns, features, split)
     return str(folder)
 
 
@@ -136,26 +135,6 @@ def test_isic(tmp_path):
     assert task.client_data(0, 6).train.x.shape[1:] == (3, 200, 200)
 
 
-def test_tiny_imagenet(tmp_path):
-    """64 x 64, some of them grey; 200 classes named by their synsets; splits train and
-    valid.
-    """
-    names = [f"n{number:08d}" for number in range(200)]
-    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
-    pictures = [jpeg((64, 64), "L" if i % 7 == 3 else "RGB", i) for i in range(60)]
-    splits = {
-        "train": {"image": pictures, "label": [i % 20 for i in range(60)]},
-        "valid": {"image": pictures[:5], "label": [0] * 5},
-    }
-    source = write(tmp_path / "tiny", splits, features)
-    more = {"num-clients": 4, "model.name": "mobilenet"}
-    _, task, _ = assemble(read_settings(experiment("tinyimagenet", source, **more)))
-    assert task.samples.x.shape == (60, 3, 64, 64)
-    assert np.array_equal(task.samples.x[3, 0], task.samples.x[3, 1]), "grey"
-    assert (task.samples.num_classes, task.samples.classes[1]) == (200, "n00000001")
-    assert "top5" in scores(task, 0, 4)
-
-
 def wav(seconds, seed=0):
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -207,68 +186,25 @@ def test_speech_commands(tmp_path):
 
 def test_several_configurations_are_named(tmp_path):
     """SpeechCommands has v0.01 and v0.02, and no default between them."""
+    (tmp_path / "set").mkdir()
+    card = ""
     for version, count in (("v0.01", 8), ("v0.02", 10)):
-        (tmp_path / "set" / version).mkdir(parents=True)
         columns = {"a": np.arange(count) / 7, "label": [0, 1] * (count // 2)}
-        datasets.Dataset.from_dict(columns).to_parquet(
-            tmp_path / "set" / version / "train-00000-of-00001.parquet"
+        write_parquet(tmp_path / "set" / version, columns)
+        card += (
+            f"- config_name: {version}\n  data_files:\n  - split: train\n    path: {version}/*\n"
         )
-    card = "".join(
-        f"- config_name: {v}\n  data_files:\n  - split: train\n    path: {v}/train-*\n"
-        for v in ("v0.01", "v0.02")
-    )
     (tmp_path / "set" / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
-    config = {
-        "task": "classification",
-        "data.source": str(tmp_path / "set"),
-        "data.partition": "iid",
-        "device": "cpu",
-    }
-    with pytest.raises(
+
+    def labels(version):
+        return read_samples(DataOptions(source=str(tmp_path / "set"), config=version)).labels
+
+    refused(
+        lambda: labels(""),
+        r"^data.config = '': .* has several configurations, name one of .*v0.01.*v0.02",
         UserError,
-        match=r"^data.config = '': .* has several configurations, name one of .*v0.01.*v0.02",
-    ) as caught:
-        _ = build_task(read_settings(config)).samples
-    assert "\n" not in str(caught.value)
-    assert len(build_task(read_settings({**config, "data.config": "v0.02"})).samples.labels) == 10
-    assert len(build_task(read_settings({**config, "data.config": "v0.01"})).samples.labels) == 8
-
-
-def test_medical_questions(tmp_path):
-    """Doctors are int32, classes 0 and 1 by name."""
-    pytest.importorskip("transformers", reason="needs the extra 'text'")
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "do", "i", "have", "fever"]
-    checkpoint = tmp_path / "bert"
-    checkpoint.mkdir()
-    (checkpoint / "vocab.txt").write_text("\n".join(names))
-    sizes = {
-        "vocab_size": len(names),
-        "dim": 8,
-        "n_heads": 2,
-        "n_layers": 1,
-        "hidden_dim": 16,
-        "max_position_embeddings": 256,
-    }
-    (checkpoint / "config.json").write_text(
-        json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes})
     )
-    features = {"dr_id": datasets.Value("int32"), "question_1": TEXT, "question_2": TEXT}
-    features |= {"label": datasets.ClassLabel(names=["0", "1"])}
-    columns = {
-        "dr_id": [i % 11 + 1 for i in range(66)],
-        "question_1": ["Do I have fever?"] * 66,
-        "question_2": ["fever"] * 66,
-    }
-    source = write(
-        tmp_path / "mqp", {"train": {**columns, "label": [i % 2 for i in range(66)]}}, features
-    )
-    settings, task, _ = assemble(
-        read_settings(experiment("mqp", source, **{"text-pairs.checkpoint": str(checkpoint)}))
-    )
-    assert settings.num_clients == 11
-    data = task.client_data(10, 11)
-    assert data.train.x.shape[1] == 200
-    assert task.work_model()(data.test.x).shape == (len(data.test), 1)
+    assert (len(labels("v0.01")), len(labels("v0.02"))) == (8, 10)
 
 
 def test_reddit_as_leaf_keeps_it(tmp_path):
@@ -276,28 +212,17 @@ def test_reddit_as_leaf_keeps_it(tmp_path):
     comments of a user are rows.
     """
     lines = [["<BOS>", "i", "have", "a", "cat"], ["cat", "<EOS>", "<PAD>", "<PAD>", "<PAD>"]]
-    nested = {"text": datasets.List(datasets.List(TEXT)), "user": TEXT}
-    columns = {"text": [lines, lines[:1]] * 8, "user": [f"u{i % 2}" for i in range(16)]}
-    sizes = {
-        "words.vocabulary": 10,
-        "words.length": 4,
-        "words.embedding": 4,
-        "words.hidden": 4,
-        "data.min-samples": 5,
-    }
-    kept = experiment("reddit", write(tmp_path / "nested", {"train": columns}, nested), **sizes)
-    settings, task, _ = assemble(read_settings(kept))
+    users = [f"u{i % 2}" for i in range(16)]
+    sizes = {"vocabulary": 10, "length": 4, "embedding": 4, "hidden": 4}
+    given = {f"words.{key}": size for key, size in sizes.items()} | {"data.min-samples": 5}
+
+    def made(name, texts, kind):
+        columns, features = {"text": texts, "user": users}, {"text": kind, "user": TEXT}
+        source = write_parquet(tmp_path / name, columns, features)
+        return assemble(read_settings(experiment("reddit", source, **given)))
+
+    settings, task, _ = made("nested", [lines, lines[:1]] * 8, datasets.List(datasets.List(TEXT)))
     assert settings.num_clients == 2
-    flat = {"text": ["i have a cat cat", "i have a cat"] * 8, "user": columns["user"]}
-    plain = build_task(
-        read_settings(
-            {
-                **kept,
-                "data.source": write(
-                    tmp_path / "flat", {"train": flat}, {"text": TEXT, "user": TEXT}
-                ),
-            }
-        )
-    )
-    assert np.array_equal(task.samples.x, plain.samples.x), "its marks are set here again"
+    plain = made("flat", ["i have a cat cat", "i have a cat"] * 8, TEXT)
+    assert np.array_equal(task.samples.x, plain[1].samples.x), "its marks are set here again"
     assert torch.isfinite(task.work_model()(task.client_data(0, 2).test.x)).all()
