@@ -220,10 +220,6 @@ def test_sums_of_all_clients_scale_their_training_samples_and_nothing_else(tmp_p
     assert build_task(read_settings({"device": "cpu"})).standardise == "none", "pixels"
 
 
-
-
-
-
 # Test splits
 
 
@@ -235,8 +231,7 @@ def split_set(tmp_path, people):
 
 
 def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
-    config = split_set(tmp_path, (1, 2, 3, 4, 5, 9))
-    settings, task, _ = assemble(read_settings(config))
+    settings, task, _ = assemble(read_settings(split_set(tmp_path, (1, 2, 3, 4, 5, 9))))
     assert settings.num_clients == PEOPLE
     x, _, subject = windows(40, 9, (1, 2, 3, 4, 5, 9))
     total = np.bincount(windows(300)[2])[1:]

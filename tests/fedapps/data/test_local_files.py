@@ -384,8 +384,9 @@ def test_a_csv_is_read_without_threads_that_abort_a_process_which_ends_soon(tmp_
     wide = tmp_path / "wide.csv"
     wide.write_bytes(table(",".join(f"c{i}" for i in range(900)), rows=[["word"] * 900] * 700))
     words = [sys.executable, "-c", THREADS, str(wide)]
-    more = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert int(more) <= 1  # one that reads ahead
+    assert (
+        int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) <= 1
+    )  # one that reads ahead
     assert read_csv(wide).columns["c0"].num_chunks == 1, "a block holds many rows"
 
 

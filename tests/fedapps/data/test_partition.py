@@ -68,8 +68,7 @@ def test_taken_samples_keep_all_that_belongs_to_them():
     rows, number = np.array([3, 1]), np.arange(4)
     column = Categorical(number, tuple("abcd"))
     given = {"clients": column, "groups": column, "persons": column, "parts": number, "by": number}
-    samples = Samples(number, number, 4, **given, targets=number[:, None] / 2)
-    taken = samples.take(rows)
+    taken = Samples(number, number, 4, **given, targets=number[:, None] / 2).take(rows)
     for name in ("x", "labels", "parts", "by"):
         np.testing.assert_array_equal(getattr(taken, name), rows)
     for name in ("clients", "groups", "persons"):
@@ -137,8 +136,7 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
 
 
 def test_max_samples_keeps_the_classes_of_a_sorted_set():
-    samples = Samples(np.arange(40), np.arange(40) // 10, 4)
-    fewer = thinned(samples, DataOptions(max_samples=8))
+    fewer = thinned(Samples(np.arange(40), np.arange(40) // 10, 4), DataOptions(max_samples=8))
     assert fewer.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert fewer.x.tolist() == list(range(0, 40, 5))
 

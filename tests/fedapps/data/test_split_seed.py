@@ -66,8 +66,7 @@ def test_all_seeds_have_the_same_test_samples_unless_the_split_follows_the_seed(
 
 def play(folder, name, job):
     """Run the job and return its clients' scores and its model."""
-    given = {**job, "out": str(folder / name)}
-    parts = assemble(with_defaults(given))
+    parts = assemble(with_defaults({**job, "out": str(folder / name)}))
     execute_inline(parts.settings, (), Parts(*parts))
     return [(folder / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")]
 
@@ -244,8 +243,7 @@ def test_every_row_is_tested_on_in_one_fold_and_never_chosen_by_there(task):
 def test_folds_of_a_table_have_their_shares_of_every_class():
     labels = build_task(read_settings({"task": "tabular", "num-clients": 4})).samples.labels
     for folds in in_folds():
-        everything = np.concatenate(folds[0])
-        share = labels[everything].mean()
+        share = labels[np.concatenate(folds[0])].mean()
         for part in (0, 1, 2):
             for fold in folds:
                 wanted = share * len(fold[part])

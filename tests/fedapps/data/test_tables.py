@@ -153,8 +153,7 @@ def test_a_column_of_clients_is_suggested_and_none_are_invented(tmp_path):
     )
     task = task_of(source, "classification", num_clients=5)
     assert any("'plant' (4 values) looks like one" in line for line in task.remarks(5))
-    dealt = task_of(source, data__partition="iid", num_clients=5)
-    assert len(dealt.partition(5)) == 5
+    assert len(task_of(source, data__partition="iid", num_clients=5).partition(5)) == 5
 
 
 def test_numbers_to_predict_use_the_same_reader(tmp_path):

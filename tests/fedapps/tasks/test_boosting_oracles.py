@@ -12,7 +12,7 @@ from fedapps.algorithms.boosting.trees import TreeOracle, fit_tree, walk
 from fedapps.algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.runs.prepare import with_defaults
+from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
@@ -64,8 +64,7 @@ def test_trees_of_a_run_have_leaves_that_expose_nobody_and_short_steps_unless_to
         task = build_task(chosen)
         assert build_strategy(chosen, task).etas(0) == [first], settings
         assert getattr(oracle_of(task, chosen.options, "ffgb"), "min_leaf", None) == least
-    strategy = FFGB(FFGBOptions(learner="trees"))
-    assert (strategy.etas(0), FFGB().etas(0)) == ([1.0], [5.0])
+    assert (FFGB(FFGBOptions(learner="trees")).etas(0), FFGB().etas(0)) == ([1.0], [5.0])
 
 
 def test_trees_on_arrays_are_trees_on_tensors():
@@ -150,7 +149,7 @@ def test_oracles_that_do_not_fit(method, settings, message):
 def test_rounds_at_once_need_one_round(tmp_path):
     job = {"method": "ffgb-l", "ffgb.at-once": 9, "ffgb.learner": "ridge", "num-clients": 4}
     refused(
-        lambda: with_defaults({**job, "num-rounds": 5}),
+        lambda: assemble(with_defaults({**job, "num-rounds": 5})),
         "ffgb.at-once = 9, num-rounds = 5: at-once takes one round: set num-rounds = 1",
         UserError,
     )

@@ -160,8 +160,7 @@ def test_generated_ratings_look_like_those_of_films():
     """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of
     them, as in the largest public tables.
     """
-    task = task_of("matrix-completion", data__source="ratings")
-    o = task.observed
+    o = task_of("matrix-completion", data__source="ratings").observed
     assert (o.shape, len(o.values), set(o.values)) == ((943, 1682), 100_000, {1, 2, 3, 4, 5})
     for at, size in ((o.rows, 943), (o.columns, 1682)):
         counts = np.sort(np.bincount(at, minlength=size))[::-1]

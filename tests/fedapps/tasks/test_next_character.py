@@ -42,8 +42,7 @@ def test_the_vocabulary_is_printable_ascii_and_three_more():
 
 @pytest.mark.parametrize("n", [2, 5, 6, 7, 11, 12])
 def test_targets_are_one_character_ahead_and_cover_the_text_once(n):
-    tokens = np.arange(10, 10 + n).astype(np.uint8)
-    x, y = sequences(tokens, 5)
+    x, y = sequences(np.arange(10, 10 + n).astype(np.uint8), 5)
     assert x.shape == y.shape == (-(-(n - 1) // 5), 5)
     pairs = [(int(a), int(b)) for a, b in zip(x.flatten(), y.flatten(), strict=True) if b]
     assert pairs == [(t, t + 1) for t in range(10, 9 + n)]

@@ -53,8 +53,7 @@ def test_a_saved_library_comes_back_the_same(tmp_path, arrays):
 def test_a_hash_names_the_content_and_nothing_else():
     values = tables(3)
     values[2] = values[0]
-    library = Library.from_arrays({"table": values})
-    first, second, third = map(library.hash_of, range(3))
+    first, second, third = map(Library.from_arrays({"table": values}).hash_of, range(3))
     assert first == third != second
     assert Library.from_arrays({"other": values}).hash_of(0) != first
     assert Library.from_arrays({"table": values[:, :, None]}).hash_of(0) != first

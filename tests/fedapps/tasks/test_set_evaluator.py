@@ -197,8 +197,9 @@ def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     made = {"every": 1, "samples": 20, "steps": 2, "reference": "clients"}
     job = {f"synthetic.{key}": value for key, value in made.items()} | {"method": "fedevg"}
     summary = run_inline(out, **job, **{"num-rounds": 2, "num-clients": 3})
-    report = (out / "report.html").read_text()
-    assert report.count("Synthetic images") == 3  # heading, grid, animation
+    assert (out / "report.html").read_text().count(
+        "Synthetic images"
+    ) == 3  # heading, grid, animation
     assert {"test-accuracy", "frechet", "accuracy-mean"} <= set(summary)
     assert summary["bytes-up"] < 2 * 3 * (4 * 20 * 65 + 700)
     source = str(out / "synthetic" / "set")

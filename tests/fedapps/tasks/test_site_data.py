@@ -31,8 +31,7 @@ def valid_rows(n=20, kinds="ab"):
 
 def picture_folder(path, labels, size=4, names=None):
     label = datasets.ClassLabel(names=names) if names else datasets.Value("string")
-    pictures = [Image.effect_noise((size, size), 60) for _ in labels]
-    columns = {"image": pictures, "label": labels}
+    columns = {"image": [Image.effect_noise((size, size), 60) for _ in labels], "label": labels}
     return write_parquet(path, columns, {"image": datasets.Image(), "label": label})
 
 
