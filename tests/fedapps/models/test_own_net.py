@@ -219,7 +219,7 @@ def test_a_net_of_torchvision_by_its_name_there():
             "my_nets:wide",
             "does not take samples of shape \\(1, 8, 8\\): RuntimeError: .*mat1 and mat2",
         ),
-        ("my_nets:broken", "cannot be built: RuntimeError: no such layer$"),
+        ("my_nets:broken", "cannot be built: RuntimeError: no such layer .my_nets.py, line \\d+.$"),
         ("my_nets:Tuple", "for two samples its output in training is a tuple: it must be 10 logit"),
         ("my_nets:Frozen", "has no parameter that trains"),
         ("my_nets:Keeps", "cannot be trained: RuntimeError: Trying to backward through the graph"),

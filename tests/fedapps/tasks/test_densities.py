@@ -216,6 +216,9 @@ def ensemble(seed=0, num_clients=4, **options):
     )
 
 
+FLAWED = EnsembleOptions(kind="flawed", predictors=5)
+
+
 def predicted(task):
     """The name, the probabilities and the labels of every net on a client's tests."""
     library, data = task.library(), task.client_data(0, 4)
@@ -256,7 +259,10 @@ def test_libraries_as_one_finds_them():
     """Who knows what: a third know much and the others one label; copies of the first
     one; half are wrong.
     """
-    found = {kind: recipes(kind, 10, 3, 10, 0) for kind in ("even", "unequal", "overlapping")}
+    found = {
+        kind: recipes(EnsembleOptions(kind=kind), 10, 0)
+        for kind in ("even", "unequal", "overlapping")
+    }
     for kind, nets in found.items():
         assert not any(shift for _, shift in nets), kind
         assert set(np.concatenate([labels for labels, _ in nets])) == set(range(10)), kind
@@ -264,11 +270,11 @@ def test_libraries_as_one_finds_them():
     first, *others = (labels for labels, _ in found["overlapping"])
     assert set(np.concatenate([first, *others[:3]])) == set(range(10))
     assert all((labels == first).all() for labels in others[3:])
-    assert [shift for _, shift in recipes("flawed", 10, 3, 5, 0)] == [0, 0, 0, 1, 1]
+    assert [shift for _, shift in recipes(FLAWED, 10, 0)] == [0, 0, 0, 1, 1]
 
 
 def test_a_flawed_net_answers_with_the_next_class():
-    sets = recipes("flawed", 10, 3, 5, 0)
+    sets = recipes(FLAWED, 10, 0)
     nets = predicted(ensemble(kind="flawed"))
     for (name, own, labels), (known, shift) in zip(nets, sets, strict=True):
         assert (own.argmax(1) == (labels + shift) % 10)[np.isin(labels, known)].mean() > 0.8

@@ -324,30 +324,25 @@ def pairs(write):
     return write(columns, datasets.Features(features))
 
 
-@pytest.mark.parametrize("kind", [Speech, Words, TextPairs])
-def test_what_is_scored_on_validation_samples_holds_no_test_sample(kind, write, request):
+def test_what_is_scored_on_validation_samples_holds_no_test_sample(write):
     """The test samples are replaced: the clients of a run that chooses have the same
     samples to the bit, and are scored on those for validation.
     """
-    if kind is Speech:
-        source, options, user = speech(write, audio=True), SpeechOptions(), "speaker_id"
-    elif kind is Words:
-        texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
-        source = write({"text": texts, "user": [i % 2 for i in range(24)]})
-        options, user = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6), "user"
-    else:
-        pytest.importorskip("transformers", reason="needs the extra 'text'")
-        source, user = request.getfixturevalue("pairs"), "dr_id"
-        options = TextPairsOptions(length=16, checkpoint=str(request.getfixturevalue("checkpoint")))
+    texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
+    source = write({"text": texts, "user": [i % 2 for i in range(24)]})
+    options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6)
 
-    def clients(score_on, spoilt=()):
-        task = made(kind, source, options, user, validation=0.2, score_on=score_on)
+    def task_of(score_on):
+        return made(Words, source, options, "user", validation=0.2, score_on=score_on)
+
+    def clients(score_on, spoilt):
+        task = task_of(score_on)
         x = np.array(task.samples.x)
         x[spoilt] = 1
         task.samples = replace(task.samples, x=x)
         return [task.client_data(client, 2) for client in range(2)]
 
-    task = made(kind, source, options, user, validation=0.2)
+    task = task_of("test")
     dealt = enumerate(task.partition(2))
     tests = np.concatenate([task.split_of(mine, client, 0.2)[2] for client, mine in dealt])
     clean = clients("validation", tests[:0])
@@ -355,18 +350,16 @@ def test_what_is_scored_on_validation_samples_holds_no_test_sample(kind, write, 
         for name in ("train", "validation", "test"):
             assert torch.equal(getattr(one, name).x, getattr(other, name).x)
         assert torch.equal(one.test.x, one.validation.x)
-    scored = clients("test", tests)[0].test.x
-    assert not torch.equal(clean[0].test.x, scored)
-    assert (scored == scored.flatten()[0]).all()
+    assert (clients("test", tests)[0].test.x == 1).all()
 
 
 def test_pairs_are_joined_with_marks_and_filled(checkpoint):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
-    tokens, padding = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
+    tokens = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
     words = " ".join(WORDS[number] for number in tokens[0])
     assert words == "[CLS] do i have fever ##s ? [SEP] is it [UNK] [SEP] [PAD] [PAD]"
-    assert (tokens.dtype, padding) == (np.int64, 0)
-    assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8)[0].shape == (1, 8)
+    assert tokens.dtype == np.int64
+    assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8).shape == (1, 8)
 
 
 def test_text_pairs(checkpoint, pairs):
@@ -455,7 +448,7 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
             TextPairs,
             TextPairsOptions(),
             "",
-            r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$",
+            r"^task = 'text-pairs': transformers is not installed: pip install 'fedapps\[text\]'$",
         ),
         (
             TextPairs,
