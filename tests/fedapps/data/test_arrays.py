@@ -294,21 +294,11 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
 
 
 def test_the_net_follows_the_shape(tmp_path):
-    assert [net_for(shape) for shape in ((9, 1, 128), (1, 1, 561), (1, 28, 28), (3, 32, 32))] == [
-        "cnn-1d",
-        "mlp",
-        "mlp",
-        "mlp",
-    ]
+    shapes = (9, 1, 128), (1, 1, 561), (1, 28, 28), (3, 32, 32)
+    assert [net_for(shape) for shape in shapes] == ["cnn-1d", "mlp", "mlp", "mlp"]
     settings, task, _ = assemble(read_settings(har(tmp_path)))
     assert settings.model.name == "cnn-1d"
     assert len(task.model_fn(0)(torch.zeros(2, CHANNELS, 1, STEPS))[0]) == CLASSES
-    net = build_model("cnn-1d", (9, 1, 128), 6, 0)
-    assert (
-        sum(p.numel() for p in net.parameters())
-        == 9 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 32 * 64 + 64 + 64 * 6 + 6
-    )
-    assert [name.split(".")[0] for name in net.state_dict()].count("classifier") == 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -192,20 +190,17 @@ def files(tmp_path, kind, frame, under="sites"):
     folder.mkdir(parents=True)
     for site, mine in frame.groupby("site"):
         mine = mine.drop(columns=["site", "part"])
+        x, y = mine[["x", "noise"]].to_numpy(), mine.label.to_numpy()
         if kind == "csv":
             mine.to_csv(folder / f"{site}.csv", index=False)
         elif kind == "parquet":
-            pq.write_table(
-                pa.Table.from_pandas(mine, preserve_index=False), folder / f"{site}.parquet"
-            )
+            mine.to_parquet(folder / f"{site}.parquet", index=False)
         elif kind == "npz":
-            np.savez(
-                folder / f"{site}.npz", x=mine[["x", "noise"]].to_numpy(), y=mine.label.to_numpy()
-            )
+            np.savez(folder / f"{site}.npz", x=x, y=y)
         else:
             (folder / site).mkdir()
-            np.save(folder / site / "x.npy", mine[["x", "noise"]].to_numpy())
-            np.save(folder / site / "y.npy", mine.label.to_numpy())
+            np.save(folder / site / "x.npy", x)
+            np.save(folder / site / "y.npy", y)
     return str(tmp_path / "sites")
 
 

@@ -115,21 +115,27 @@ def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path):
     assert not lacking((out / "settings.toml").read_text(), 'method = "warm-start"', *kept)
 
 
-def test_only_methods_that_distil_store_the_public_table():
-    def stored(**config):
-        return any(key.startswith("public.") for key in read_settings(config).flat())
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [
+        ({"method": "ffgb-distill"}, True),
+        ({"method": "warm-start"}, True),
+        ({"method": "fedavg"}, False),
+        ({"method": "warm-start", "warm-start.first": "feddyn"}, False),
+    ],
+)
+def test_only_methods_that_distil_store_the_public_table(config, stored):
+    assert any(key.startswith("public.") for key in read_settings(config).flat()) == stored
 
-    assert stored(method="ffgb-distill")
-    assert stored(method="warm-start")
-    assert not stored(method="fedavg")
-    assert not stored(**{"method": "warm-start", "warm-start.first": "feddyn"})
 
-
-def test_mistakes_about_the_halves():
-    for settings, message in (
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"warm-start.then": "warm-start"}, r"warm-start\.then = 'warm-start': "),
         ({"warm-start.first": "fedfw"}, r"warm-start\.first = 'fedfw': "),
         ({"task": "tabular"}, r"warm-start\.first = 'ffgb-distill': task = 'tabular'"),
         ({"feddyn.alpha": 0.0, "warm-start.then": "feddyn"}, r"feddyn\.alpha = 0"),
-    ):
-        refused(lambda: read_settings({"method": "warm-start", **settings}), message, UserError)
+    ],
+)
+def test_mistakes_about_the_halves(settings, message):
+    refused(lambda: read_settings({"method": "warm-start", **settings}), message, UserError)

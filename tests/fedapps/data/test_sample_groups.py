@@ -109,22 +109,6 @@ def test_tasks_and_sites_without_groups_say_so():
         refused(lambda: read_settings(given | {"data.group": "sex"}), message, UserError)
 
 
-def test_a_column_of_an_image_set(tmp_path):
-    source = pictures(tmp_path / "set")
-    images = read_samples(DataOptions(source=source, group="sex"))
-    assert images.groups.names == ("f", "m")
-    assert (images.groups.codes[9::10] == -1).all()
-    assert set(np.delete(images.groups.codes, slice(9, None, 10))) == {0, 1}
-    fewer = thinned(images, DataOptions(max_samples=40))
-    np.testing.assert_array_equal(fewer.groups.codes, images.groups.codes[::3])
-    refused(
-        lambda: read_samples(DataOptions(source=source, group="six")),
-        r"data.group = 'six': .* has the columns image, label, sex",
-        UserError,
-    )
-    assert read_samples(DataOptions(source=source)).groups is None
-
-
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
     """The sums of the clients give the measures of the final model on all test samples
     together.
@@ -230,15 +214,3 @@ def test_samples_of_all_splits_have_a_group(tmp_path):
     assert len(samples.labels) == len(samples.groups.codes) == 10 + 9 + 6
     # every second row, of each split
     np.testing.assert_array_equal(samples.groups.codes[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
-
-
-def test_clients_with_a_file_each_have_groups(tmp_path):
-    source = tmp_path / "clients"
-    source.mkdir()
-    for name, count in (("ann", 6), ("bea", 5)):
-        rows, x = np.arange(count), np.random.default_rng(0).normal(size=(count, 3))
-        np.savez(source / f"{name}.npz", x=x, label=rows % 2, site=rows % 3)
-    samples = read_samples(
-        DataOptions(source=str(source), natural_id="@file", partition="natural", group="site")
-    )
-    np.testing.assert_array_equal(samples.groups.codes, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])

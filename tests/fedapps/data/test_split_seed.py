@@ -18,7 +18,6 @@ from fedapps.settings.reading import read_settings
 from fedapps.tasks import (
     Classification,
     ConstrainedClassification,
-    Digits,
     EnsembleClassification,
     Regression,
     Tabular,
@@ -33,7 +32,6 @@ TASKS = {"classification": Classification, "tabular": Tabular, "regression": Reg
 #: settings of a short run.
 SCORED = {
     **{name: (kind, {}) for name, kind in TASKS.items()},
-    "digits": (Digits, {}),
     "ensemble-classification": (
         _Rest,
         {"method": "fedboost", "ensemble.predictors": 2, "ensemble.epochs": 1},

@@ -37,6 +37,7 @@ AAGGFF = {"m5": (1, 1, 2000), "efficientnet-b0": (3, 32, 32), "celeba-cnn": (3, 
         ("logistic", (1, 8, 8), 10, 64 * 10 + 10),
         ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 10 + 10),
         ("small-cnn", (1, 8, 8), 10, 16 * 10 + 32 * (9 * 16 + 1) + 64 * (32 * 4 + 1) + 650),
+        ("cnn-1d", (9, 1, 128), 6, 81 * 16 + 16 + 144 * 32 + 32 + 32 * 32 * 64 + 64 + 64 * 6 + 6),
         ("mlp-32-32", (1, 28, 28), 10, 26_506),
         ("tutorial-cnn", (3, 32, 32), 10, 17_090),
         ("conv-384-192", (3, 32, 32), 10, 797_962),
@@ -93,6 +94,7 @@ def test_seed_decides_the_weights_and_nothing_else_does(name):
 @pytest.mark.parametrize(
     ("name", "body_layers", "head_layers"),
     [
+        ("cnn-1d", 2, 2),
         ("logistic", 0, 1),
         ("mlp", 1, 1),
         ("mcmahan-2nn", 2, 1),
@@ -102,7 +104,7 @@ def test_seed_decides_the_weights_and_nothing_else_does(name):
     ],
 )
 def test_head_splits_the_layers_as_the_papers_do(name, body_layers, head_layers):
-    model = build_model(name, (1, 8, 8), 10, seed=0)
+    model = build_model(name, (9, 1, 128) if name == "cnn-1d" else (1, 8, 8), 10, seed=0)
     heads = [key.startswith(model.head) for key in model.state_dict() if key.endswith("weight")]
     assert heads == [False] * body_layers + [True] * head_layers
 

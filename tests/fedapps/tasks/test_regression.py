@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from torch.nn import functional
 
-from fedapps.clients.base.data import Split
 from fedapps.clients.base.regression import regression
 from fedapps.commands.parser import main
 from fedapps.engines.gateways import GatewayGrid
@@ -119,15 +118,6 @@ def test_a_net_with_one_output_without_an_axis_is_no_table_of_all_pairs():
     )
     with pytest.raises(RuntimeError):
         regression().loss(torch.randn(5, 2), y)
-
-
-def test_scores_are_in_the_units_of_the_targets_and_the_loss_is_not():
-    x, y = torch.randn(20, 1), torch.randn(20, 1)
-    scores = regression("squared", (40.0,)).score(torch.nn.Identity(), Split(x, y))
-    squared = float(functional.mse_loss(x, y))
-    assert scores["loss"] == pytest.approx(squared)
-    assert scores["rmse"] == pytest.approx(40 * squared**0.5, rel=1e-6)
-    assert "accuracy" not in scores
 
 
 def test_pooled_scores_of_a_run_are_those_of_the_union_of_its_test_rows(tmp_path):
@@ -345,17 +335,6 @@ def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message,
 def test_a_class_task_pointed_at_numbers_names_this_one(changed, message, tmp_path):
     given = table(houses(tmp_path)) | changed
     refused(lambda: assemble(with_defaults(given)), message, UserError)
-
-
-def test_several_columns_are_predicted_together(tmp_path):
-    path = houses(tmp_path, rent=[float(number % 17) for number in range(90)])
-    given = table(path) | {"data.label": "price,rent", "num-rounds": 2}
-    summary = run(tmp_path / "run", **given)
-    rmse, r2 = (
-        [summary[f"{name}-pooled{end}"] for end in ("", "-1", "-2")] for name in ("rmse", "r2")
-    )
-    assert rmse[0] ** 2 == pytest.approx((rmse[1] ** 2 + rmse[2] ** 2) / 2)
-    assert r2[0] == pytest.approx((r2[1] + r2[2]) / 2)
 
 
 # --- arrays ---------------------------------------------------------------------------

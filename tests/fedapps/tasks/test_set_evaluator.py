@@ -8,7 +8,6 @@ import torch
 from flwr.app import Array, ArrayRecord
 from PIL import Image
 
-from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import set_arrays
 from fedapps.data.images import save_set
 from fedapps.errors import UserError
@@ -19,7 +18,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.observer import Ending
 from fedapps.strategies.base.rounds import Round
 from fedapps.tasks.set_evaluator import SetEvaluator
-from fedapps.tasks.set_training import augmented, fit
+from fedapps.tasks.set_training import augmented
 from tests.helpers import assert_arrays, refused, run_inline
 
 CLIENTS = 4
@@ -74,14 +73,6 @@ def test_augmented_images_stay_near():
     assert out.shape == x.shape
     assert out[:, :, :1].max() == 0  # nothing of the middle gets to the border
     assert (out.flatten(1).sum(1) > 4).all()
-
-
-def test_a_classifier_is_fitted_where_there_are_few_samples():
-    task = task_with()
-    model = task.model_fn(0)
-    x, y = (torch.tensor(part) for part in real_digits(task, 1))
-    fit(model, Split(x, y), 60, np.random.default_rng(0))
-    assert accuracy(model, Split(x, y)) == 1.0
 
 
 def test_a_saved_set_is_read_again(saved):

@@ -58,16 +58,6 @@ def test_a_table_has_the_features_of_the_settings_whatever_values_a_site_has_see
     assert not np.array_equal(rome.test.x, oslo.test.x)  # the split is the site's own
 
 
-def test_a_folder_gives_the_same_table_as_a_csv_file(tmp_path):
-    rows = valid_rows()
-    (tmp_path / "folder").mkdir()
-    csv_file(tmp_path / "folder" / "train.csv", rows)
-    one = site(TABLE, csv_file(tmp_path / "a.csv", rows))
-    other = site(TABLE, str(tmp_path / "folder"))
-    np.testing.assert_array_equal(one.train.x, other.train.x)
-    np.testing.assert_array_equal(one.test.y, other.test.y)
-
-
 def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
     strings = site(IMAGES, picture_folder(tmp_path / "a", ["cat"] * 10))
     assert set(strings.train.y.tolist()) == {1}

@@ -158,19 +158,6 @@ def test_a_missing_category_is_the_client_s_shares_of_all(tmp_path):
     np.testing.assert_allclose(row[1:4], [2 / 11, 6 / 11, 3 / 11], rtol=1e-6)
 
 
-def test_a_client_s_rows_are_split_by_the_seed_of_the_split(tmp_path):
-    task = partial(tabular, source=write_parquet(tmp_path / "t", small(40)), min_samples=5)
-    data = task().client_data(1, 2)
-    assert (len(data.train), len(data.test)) == (32, 8)
-    assert data.validation.x is data.train.x
-    assert int(data.test.y.sum()) == 4
-    again, other = task(seed=1).client_data(1, 2), task(split_seed="1").client_data(1, 2)
-    assert torch.equal(data.test.x, again.test.x)
-    assert not torch.equal(data.test.x, other.test.x)
-    parts = task(validation=0.1).client_data(1, 2)
-    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [28, 4, 8]
-
-
 # --- the objective --------------------------------------------------------------------
 
 
