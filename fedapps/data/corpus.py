@@ -11,7 +11,6 @@ Federated Learning", ICML 2020, section 5.2.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,13 +58,13 @@ def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
     histogram. Raises ``UserError`` if the folder cannot be read, lacks the columns, or
     has fewer roles.
     """
-    if source != GENERATED:
-        train, test = (
-            count_words(read_rows(source, split, role, text, "unigram"))
-            for split in ("train", "test")
-        )
-    else:
+    if source == GENERATED:
         train, test = generate(num_roles or DEFAULT_ROLES)
+    else:
+        train, test = {}, {}
+        for split, texts in (("train", train), ("test", test)):
+            for name, line in read_rows(source, split, role, text, "unigram"):
+                texts.setdefault(name, Counter()).update(words(line))
     roles = sorted(name for name, counts in train.items() if counts)
     if len(roles) < max(1, num_roles):
         raise UserError(
@@ -81,14 +80,6 @@ def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
         tuple(_histogram(train[name], place) for name in roles),
         tuple(_histogram(test.get(name, Counter()), place) for name in roles),
     )
-
-
-def count_words(rows: Iterable[tuple[str, str]]) -> Texts:
-    """Return how often each role says each word, given pairs (role, text)."""
-    out: Texts = {}
-    for role, text in rows:
-        out.setdefault(role, Counter()).update(words(text))
-    return out
 
 
 def generate(num_roles: int) -> tuple[Texts, Texts]:

@@ -132,10 +132,10 @@ def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
     )
 
 
-def some(names: Collection[str], most: int = 30) -> str:
-    """Return the first names as text, for a message."""
-    rest = len(names) - most
-    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
+def some(names: Collection[str]) -> str:
+    """Return the first 30 names as text, for a message."""
+    rest = len(names) - 30
+    return ", ".join([*names][:30]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def left_out(names: Iterable[str], why: str) -> list[str]:
@@ -145,10 +145,10 @@ def left_out(names: Iterable[str], why: str) -> list[str]:
     return [f"left out ({why}): {shown}"] if listed else []
 
 
-def check_names(names: Sequence[str], of: str = "") -> None:
+def check_names(names: Sequence[str]) -> None:
     """Raise ``ValueError`` if several columns have one name."""
     if doubled := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"several columns are called {doubled[0]!r}: rename them{of}")
+        raise ValueError(f"several columns are called {doubled[0]!r}: rename them")
 
 
 def is_text(kind: "pa.DataType") -> bool:

@@ -23,9 +23,9 @@ from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.steps import Eager, Problem
 from fedapps.clients.base.training import trainable
 from fedapps.clients.steps.sgd import SGD, descent
-from fedapps.errors import UserError, first_line
+from fedapps.errors import UserError
 from fedapps.extensions.beside import beside
-from fedapps.extensions.own_code import load
+from fedapps.extensions.own_code import guarded, load
 from fedapps.extensions.registered import reference_of
 from fedapps.models.base import Shape
 from fedapps.models.options import PREFIX
@@ -68,14 +68,8 @@ def build_own(
         seed, too.
         """
         with torch_seeded(seed), beside():
-            try:
+            with guarded(KEY, name, "cannot be built", own=True):
                 net = build(**arguments)
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(
-                    f"{KEY} = {name!r}: cannot be built: {first_line(error)}"
-                ) from error
             if not isinstance(net, nn.Module):
                 raise UserError(
                     f"{KEY} = {name!r}: returns a {type(net).__name__}: it must return a "
@@ -179,13 +173,8 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
 
     step, state = descent(SGD(0.9, 1e-4), w, 1e-3)
     epochs = (epoch for epoch in [samples])
-    with torch_seeded(seed):
-        try:
-            Eager.run(Problem(net, loss), step, state, epochs, 2)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"{KEY} = {name!r}: cannot be trained: {first_line(error)}") from error
+    with torch_seeded(seed), guarded(KEY, name, "cannot be trained", own=True):
+        Eager.run(Problem(net, loss), step, state, epochs, 2)
     after = {array: values.shape for array, values in net.state_dict().items()}
     if changed := [array for array in {**before, **after} if before.get(array) != after.get(array)]:
         raise UserError(f"{KEY} = {name!r}: training changes the shape of array {changed[0]!r}")
@@ -194,14 +183,9 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
 @torch.no_grad()
 def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) -> None:
     training, given = net.training, torch.zeros(2, *shape)
-    try:
+    with guarded(KEY, name, f"does not take samples of shape {shape}", own=True):
         out = net.eval()(given)
-    except Exception as error:
-        raise UserError(
-            f"{KEY} = {name!r}: does not take samples of shape {shape}: {first_line(error)}"
-        ) from error
-    finally:
-        net.train(training)
+    net.train(training)
     _check_logits(name, given, out, num_classes)
 
 

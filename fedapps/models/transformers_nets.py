@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError, first_line, refuse_first
+from fedapps.extensions.own_code import guarded
 from fedapps.models.base import Shape
 from fedapps.models.options import PREFIX
 
@@ -48,7 +49,7 @@ def image_classifier(name: str, shape: Shape, num_classes: int, pretrained: bool
     New weights come from torch's random generator. Raises ``UserError`` if the net does
     not exist.
     """
-    library = _library(name)
+    library = transformers_library(f"model.name = {name!r}")
     config = _config(library, name)
     config.num_labels = num_classes
     if pretrained:
@@ -72,7 +73,7 @@ def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
     Raises ``UserError`` if the model does not exist, or if it does not predict the next
     token from those before it.
     """
-    library = _library(name)
+    library = transformers_library(f"model.name = {name!r}")
     config = _config(library, name)
     # The special tokens of the library's vocabularies have no meaning here. Positions
     # after the end of a text are not scored.
@@ -83,14 +84,10 @@ def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
     ):
         setattr(config, key, value)
     with torch_seeded(seed):
-        try:
+        with guarded("model.name", name, "cannot be built as a language model", own=True):
             net = Logits(
                 library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float()
             )
-        except Exception as error:
-            raise UserError(
-                f"model.name = {name!r}: cannot be built as a language model: {first_line(error)}"
-            ) from error
         _check_causal(name, net, vocabulary, length)
     return net
 
@@ -100,15 +97,9 @@ def _check_causal(name: str, net: Logits, vocabulary: int, length: int) -> None:
     tokens = torch.arange(length)[None] % vocabulary
     last = tokens.clone()
     last[0, -1] = (last[0, -1] + 1) % vocabulary
-    try:
+    with guarded("model.name", name, f"does not take texts of {length} characters", own=True):
         out, other = net.eval()(tokens), net(last)
-    except Exception as error:
-        raise UserError(
-            f"model.name = {name!r}: does not take texts of {length} characters: "
-            f"{first_line(error)}"
-        ) from error
-    finally:
-        net.train()
+    net.train()
     if out.shape != (1, length, vocabulary):
         raise UserError(
             f"model.name = {name!r}: its output is {tuple(out.shape)}, not {vocabulary} logits for "
@@ -193,12 +184,15 @@ def _trained(kind: Any, name: str, config: Any) -> Any:
     return model.float()
 
 
-def _library(name: str) -> Any:
+def transformers_library(setting: str) -> Any:
+    """Return the library, which shows no progress and no warnings from then on. Raises
+    ``UserError``, which begins with the setting, if it is not installed.
+    """
     try:
         import transformers
     except ImportError:
         raise UserError(
-            f"model.name = {name!r}: transformers is not installed: pip install 'fedapps[text]'"
+            f"{setting}: transformers is not installed: pip install 'fedapps[text]'"
         ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

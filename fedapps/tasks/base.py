@@ -159,14 +159,6 @@ class NetByShape(TorchTask):
 
         return net_for(self.image_shape)
 
-    @property
-    def net_name(self) -> str:
-        """The name of the net, where the settings may leave it to the samples."""
-        from fedapps.models.image_nets import BY_SHAPE
-
-        name = self.context.model.name
-        return self.usual_net if name == BY_SHAPE else name
-
     def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model. With ``model.start = "zero"`` a net of one
         layer starts at 0: its loss is convex, so that no random weights are needed to
@@ -178,9 +170,10 @@ class NetByShape(TorchTask):
         import torch
 
         from fedapps.algorithms.common.modules import trains_alone
-        from fedapps.models.image_nets import ONE_LAYER, build_model
+        from fedapps.models.image_nets import BY_SHAPE, ONE_LAYER, build_model
 
-        name, chosen = self.net_name, self.context.model
+        chosen = self.context.model
+        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
         model = build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained)
         for parameter in model.parameters() if name in ONE_LAYER else ():
             if chosen.start == "zero":

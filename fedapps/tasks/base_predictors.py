@@ -17,11 +17,12 @@ from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_samples
-from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import EnsembleOptions
 from fedapps.tasks.predictor_library import Library
 
 Indices = NDArray[np.int64]
@@ -63,9 +64,7 @@ def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -
     return out
 
 
-def recipes(
-    kind: str, num_classes: int, labels_each: int, predictors: int, seed: int
-) -> list[tuple[Indices, int]]:
+def recipes(options: EnsembleOptions, num_classes: int, seed: int) -> list[tuple[Indices, int]]:
     """Return for each predictor the labels that it is trained on and by how much they
     are written wrong (0, or 1: the next class).
 
@@ -74,13 +73,14 @@ def recipes(
     others know what the first one knows. flawed: the second half is trained on labels
     counted from 1; each half knows all labels evenly.
     """
-    if kind == "unequal":
+    labels_each, predictors = options.labels_each, options.predictors
+    if options.kind == "unequal":
         many = -(-predictors // 3)
         wide = label_sets(num_classes, min(num_classes, 2 * labels_each), many, seed)
         return [
             (labels, 0) for labels in wide + label_sets(num_classes, 1, predictors - many, seed)
         ]
-    if kind == "flawed":
+    if options.kind == "flawed":
         right = -(-predictors // 2)
         halves = (
             label_sets(num_classes, labels_each, right, seed),
@@ -88,48 +88,38 @@ def recipes(
         )
         return [(labels, shift) for shift, half in enumerate(halves) for labels in half]
     sets = label_sets(num_classes, labels_each, predictors, seed)
-    if kind == "overlapping":
+    if options.kind == "overlapping":
         needed = -(-num_classes // labels_each)
         return [(labels if k < needed else sets[0], 0) for k, labels in enumerate(sets)]
     return [(labels, 0) for labels in sets]
 
 
 @lru_cache(maxsize=2)
-def pretrained(
-    source: DataOptions,
-    model: str,
-    share: float,
-    kind: str,
-    predictors: int,
-    labels_each: int,
-    options: TrainOptions,
-    seed: int,
-    split_seed: int,
-) -> Library:
-    """Return the library of ``predictors`` networks trained on ``share`` of the
-    samples; cached in the process.
+def pretrained(options: EnsembleOptions, context: RunContext) -> Library:
+    """Return the library of networks trained on a share of the samples; cached in the
+    process.
     """
-    samples, _ = divide(partitions.thinned(read_samples(source), source), share, split_seed)
+    source, seed = context.data, context.seed
+    whole = partitions.thinned(read_samples(source), source)
+    samples, _ = divide(whole, options.share, context.split_seed)
+    training = TrainOptions(0.05, 1.0, 0.9, 1e-4, options.epochs, 16)
     x = inputs(samples, np.arange(len(samples.labels)))
     if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)
     channels, height, width = samples.x.shape[1:]
+    kind = context.model.name, (channels, height, width), samples.num_classes
     nets, names = [], []
-    for k, (labels, shift) in enumerate(
-        recipes(kind, samples.num_classes, labels_each, predictors, seed)
-    ):
+    for k, (labels, shift) in enumerate(recipes(options, samples.num_classes, seed)):
         rows = np.flatnonzero(np.isin(samples.labels, labels))
-        net = build_model(
-            model, (channels, height, width), samples.num_classes, derived_seed(seed, "base net", k)
-        )
+        net = build_model(*kind, derived_seed(seed, "base net", k))
         known = Split(
             torch.from_numpy(x[rows]),
             torch.from_numpy((samples.labels[rows] + shift) % samples.num_classes),
         )
-        train_classifier(net, known, options, generator(seed, "base net batches", k))
+        train_classifier(net, known, training, generator(seed, "base net batches", k))
         nets.append(get_arrays(net))
         names.append(f"{k}:" + ",".join(map(str, labels)) + (" as the next class" if shift else ""))
-    keys = list(build_model(model, (channels, height, width), samples.num_classes, 0).state_dict())
+    keys = list(build_model(*kind, 0).state_dict())
     return Library.from_arrays(
         {key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False
     )

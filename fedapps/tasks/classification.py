@@ -199,17 +199,6 @@ class Classification(DealtSamples, NetByShape):
             **{key: values.ravel().tolist() for key, values in named.items()},
         }
 
-    def check_scale(self) -> None:
-        """Raise ``UserError`` if missing values would reach the model."""
-        if (
-            self.standardise == "none"
-            and np.isnan(inputs(self.samples, np.arange(len(self.samples.labels)))).any()
-        ):
-            raise UserError(
-                "data.standardise = 'none': missing values are filled only if inputs are scaled: "
-                "choose 'sums' or 'client'"
-            )
-
     def scale_of(self, rows: NDArray[np.int64]) -> Scale | None:
         """Return a client's own scale, by its training samples; None unless each client
         has one.
@@ -243,7 +232,12 @@ class Classification(DealtSamples, NetByShape):
                 f"data.label: all samples of {self.context.data.source} are of one class: name the "
                 "column of classes"
             )
-        self.check_scale()
+        everything = np.arange(len(self.samples.labels))
+        if self.standardise == "none" and np.isnan(inputs(self.samples, everything)).any():
+            raise UserError(
+                "data.standardise = 'none': missing values are filled only if inputs are scaled: "
+                "choose 'sums' or 'client'"
+            )
         for line in self.remarks(num_clients):
             logger.warning("%s", line)
         _ = self.objective

@@ -34,7 +34,7 @@ from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.source import Source
 from fedapps.data.sources import digits_table
-from fedapps.errors import UserError
+from fedapps.errors import UserError, reason
 from fedapps.strategies.families.consensus import Preparation
 from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
@@ -254,10 +254,8 @@ class Qap(ConstrainedTask):
             return chr12a()
         try:
             a, b = read_qaplib(Path(self.source.name).expanduser().read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{self.source.given}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise UserError(f"{self.source.given}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.source.given}: cannot be read: {reason(error)}") from None
         return a, b
 
     @cached_property

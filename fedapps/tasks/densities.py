@@ -31,10 +31,6 @@ class DensityTask:
     name: str
     options: Any
 
-    def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return a client's training and test histograms."""
-        raise NotImplementedError
-
     def library(self) -> Library:
         """Return the predictor library."""
         raise NotImplementedError

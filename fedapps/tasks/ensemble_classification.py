@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.clients.base.training import TrainOptions
 from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_samples
@@ -42,33 +41,18 @@ class EnsembleClassification:
         predictors are trained when the run starts.
         """
         self.rest.check(num_clients)
-        o = self.options
-        recipes(
-            o.kind, self.rest.samples.num_classes, o.labels_each, o.predictors, self.context.seed
-        )
+        recipes(self.options, self.rest.samples.num_classes, self.context.seed)
 
     def library(self) -> Library:
         """Return the trained predictors. Raises ``UserError`` if there are no samples
         to train them on.
         """
-        o, s = self.options, self.context
-        if not o.share:
+        if not self.options.share:
             raise UserError(
                 "library = 'task', but with ensemble.share = 0.0 there are no samples to train "
                 "nets on: name the folder of yours"
             )
-        training = TrainOptions(0.05, 1.0, 0.9, 1e-4, o.epochs, 16)
-        return pretrained(
-            s.data,
-            s.model.name,
-            o.share,
-            o.kind,
-            o.predictors,
-            o.labels_each,
-            training,
-            s.seed,
-            s.split_seed,
-        )
+        return pretrained(self.options, self.context)
 
     def check_library(self, library: Library) -> None:
         """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks

@@ -136,9 +136,8 @@ class Completion(ConstrainedTask):
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
         """Return the root mean squared errors and the rank."""
         sizes = np.linalg.svd(x, compute_uv=False)
-        rank = float((sizes > NON_ZERO * sizes[0]).sum())
         return {
             "rmse": math.sqrt(means["squared-error"] / means["observations"]),
             "test-rmse": math.sqrt(means["test-squared-error"] / means["test-observations"]),
-            "rank": rank,
+            "rank": float((sizes > NON_ZERO * sizes[0]).sum()),
         }

@@ -128,11 +128,6 @@ class Text(TorchTask):
         training sequences are used.
         """
         play = self.play(num_clients)
-        if client >= len(play.roles):
-            raise UserError(
-                f"client {client}: {self.source} has {len(play.roles)} roles: choose at "
-                f"most {len(play.roles)} nodes"
-            )
         train, test = (
             Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test)
         )

@@ -30,10 +30,9 @@ from fedapps.errors import UserError
 from fedapps.models.text_nets import build_lstm
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
-from fedapps.tasks.options import WordsOptions
+from fedapps.tasks.options import WORD_MARKS, WordsOptions
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
-MARKS = 4
 LEAF_MARKS = ("<PAD>", "<BOS>", "<EOS>")
 
 
@@ -41,7 +40,7 @@ class Words(DealtSamples):
     """Next-word prediction."""
 
     name = "words"
-    objective = next_token(MARKS)
+    objective = next_token(WORD_MARKS)
     from_clients = "the vocabulary, the most frequent words of all clients"
 
     def __init__(self, options: Any, context: RunContext) -> None:
@@ -136,7 +135,7 @@ def vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
     """
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(ranked[: size - MARKS], MARKS)}
+    return {word: number for number, word in enumerate(ranked[: size - WORD_MARKS], WORD_MARKS)}
 
 
 def windows(numbers: list[int], length: int) -> list[list[int]]:
@@ -148,4 +147,4 @@ def windows(numbers: list[int], length: int) -> list[list[int]]:
     """
     marked = [BEGINNING, *numbers, END]
     rows = [marked[start : start + length + 1] for start in range(0, len(marked) - 1, length)]
-    return [row + [PADDING] * (length + 1 - len(row)) for row in rows if max(row[1:]) >= MARKS]
+    return [row + [PADDING] * (length + 1 - len(row)) for row in rows if max(row[1:]) >= WORD_MARKS]

@@ -39,7 +39,7 @@ def observations(options: MatrixCompletionOptions, source: Source, seed: int) ->
     if source.name == "ratings":
         found = generated_ratings(options, seed)
     elif source.name == "digits":
-        found = of_matrix(digits(), replace(options, noise=0.0), seed)
+        found = of_matrix(digits_table()[:, :-1] / 16, replace(options, noise=0.0), seed)
     elif source.name == GENERATED:
         found = of_matrix(low_rank(options, seed), options, seed)
     else:
@@ -60,11 +60,6 @@ def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]
     return np.asarray(left @ right / math.sqrt(RANK))
 
 
-def digits() -> NDArray[np.float64]:
-    """Return the bundled digits as rows, with pixels in [0, 1]: (1797, 64)."""
-    return digits_table()[:, :-1] / 16
-
-
 def of_matrix(
     matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int
 ) -> Observations:
@@ -79,8 +74,8 @@ def of_matrix(
     at = rng.choice(matrix.size, wanted, replace=False)
     values = matrix.ravel()[at] + options.noise * rng.normal(size=wanted)
     rows, columns = np.divmod(at, matrix.shape[1])
-    shape = (matrix.shape[0], matrix.shape[1])
-    return Observations(rows, columns, values, shape, float(np.linalg.norm(matrix, "nuc")))
+    p, q = matrix.shape
+    return Observations(rows, columns, values, (p, q), float(np.linalg.norm(matrix, "nuc")))
 
 
 def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observations:

@@ -9,12 +9,8 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 
 LOSSES = ("log", "squared")
-# Of numbers to predict; defined in ``clients.base.regression``.
-REGRESSION_LOSSES = ("squared", "huber", "absolute")
 # Stands for what follows from sums over the clients.
 SUMS = "sums"
-# What the predictors of an ensemble know; defined in ``fedapps.tasks.base_predictors``.
-KINDS = ("even", "unequal", "overlapping", "flawed")
 # Special tokens of a vocabulary of words: padding, beginning, end, unknown.
 WORD_MARKS = 4
 
@@ -26,7 +22,7 @@ class RegressionOptions(Options):
     loss: str = option(
         "squared",
         "loss of the standardised error; huber: absolute beyond 1",
-        choices=REGRESSION_LOSSES,
+        choices=("squared", "huber", "absolute"),
     )
     center: str = option(
         SUMS,
@@ -158,7 +154,7 @@ class EnsembleOptions(Options):
         "even",
         "what they know; even: labels alike; unequal: some many labels, most one; overlapping: "
         "most the same; flawed: half are wrong",
-        choices=KINDS,
+        choices=("even", "unequal", "overlapping", "flawed"),
     )
     labels_each: int = option(3, "labels that a net is trained on", low=1)
     share: float = option(

@@ -2,21 +2,30 @@
 from images. They are read and dealt as those of task ``classification``, but for what
 goes by classes.
 
-How targets are scaled, and why so: ``targets.py``.
+How targets are scaled, and why so: ``targets.py``. Nobody but a site sees its own rows:
+the scale of its targets is in the settings (``regression.center``,
+``regression.scale``), the same for all sites, and inputs are scaled by each client's
+own training rows.
 """
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedapps.clients.base.data import ClientData
 from fedapps.data import generated_tables
+from fedapps.data.arrays import targets_of
 from fedapps.data.flower_partitioners import goes_by_classes
 from fedapps.data.generated_tables import DIABETES
 from fedapps.data.images import read_samples
-from fedapps.data.samples import Samples
+from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import GENERATED
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import SUMS
+from fedapps.tasks.site_data import SiteRows
 from fedapps.tasks.tabular import Rows, check_without_classes
 from fedapps.tasks.targets import LINEAR, NAME, Targets
 
@@ -92,3 +101,27 @@ class Regression(Targets, Rows):
         rows = self.split(client, num_clients)
         data = self.parts(rows, self.scale_for(rows[0], num_clients))
         return self.target_scale.of_data(data).tensors()
+
+
+class SiteRegression(SiteRows, Regression):
+    """Prediction of columns of one site's rows; ``source`` is "" on the server."""
+
+    def __init__(self, options: Any, context: RunContext, source: str) -> None:
+        SiteRows.__init__(self, options, context, source)
+        for key in ("center", "scale"):
+            if getattr(options, key) == SUMS:
+                raise UserError(
+                    f"regression.{key} = {SUMS!r}: sites with data of their own send no sums of "
+                    "them: give a number (regression.center and regression.scale, the same at all "
+                    "sites)"
+                )
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of targets, from the settings."""
+        return len(self.labels)
+
+    def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
+        """Return the samples with the numbers to predict."""
+        y = np.concatenate([targets_of(self.frame, self.given, n) for n in self.labels], 1)
+        return Samples(x, np.zeros(len(y), np.int64), 1, numbers=columns, targets=y)

@@ -15,13 +15,11 @@ from fedapps.errors import UserError
 BATCH = 50
 
 
-def fit(
-    model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, rate: float = 2e-3
-) -> None:
+def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator) -> None:
     """Train a classifier in place with Adam on augmented batches; cosine learning-rate
     schedule down to 0.
     """
-    optimiser = torch.optim.Adam(model.parameters(), rate)
+    optimiser = torch.optim.Adam(model.parameters(), 2e-3)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     size = min(BATCH, len(samples))
     model.train()

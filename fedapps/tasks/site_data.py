@@ -59,7 +59,18 @@ def numbers(data: Frame, name: str, source: Source, remedy: str) -> Floats:
 
 
 class OnSite:
-    """Mixed into the tasks on one site's own data."""
+    """Mixed into the tasks on one site's own data; ``source`` is "" on the server,
+    which builds the model and sees no data.
+    """
+
+    def __init__(self, options: Any, context: RunContext, source: str) -> None:
+        super().__init__(options, context)  # type: ignore[call-arg]
+        self.source = source
+        if context.data.standardise == "sums":
+            raise UserError(
+                "data.standardise = 'sums': sites with data of their own send no sums of them: "
+                "choose 'client'"
+            )
 
     def natural_clients(self) -> int:
         """Return 0: the sites are the clients, and their number is known only to the
@@ -81,24 +92,16 @@ class OnSite:
 
 
 class SiteImages(OnSite, Classification):
-    """Classification of one site's images; ``source`` is "" on the server, which builds
-    the model and sees no data.
-    """
+    """Classification of one site's images."""
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
-        super().__init__(options, context)
-        self.source = source
+        super().__init__(options, context, source)
         for key, usual in (("noise", "none"), ("test", ""), ("validation-split", ""), ("part", "")):
             if (chosen := getattr(context.data, key.replace("-", "_"))) != usual:
                 raise UserError(
                     f"data.{key} = {chosen!r}: sites with data of their own do not have it: leave "
                     f"it {usual!r}"
                 )
-        if context.data.standardise == "sums":
-            raise UserError(
-                "data.standardise = 'sums': sites with data of their own send no sums of them: "
-                "choose 'client' or 'none'"
-            )
         if context.data.class_weights and context.sites.client:
             raise UserError(
                 "data.class-weights = true: would be those of a whole site, not of its clients "
@@ -223,20 +226,9 @@ class SiteImages(OnSite, Classification):
 
 
 class SiteRows(OnSite, Rows):
-    """One site's rows; ``source`` is "" on the server. Subclasses add what is to be
-    predicted.
-    """
+    """One site's rows. Subclasses add what is to be predicted."""
 
     from_clients = ""
-
-    def __init__(self, options: Any, context: RunContext, source: str) -> None:
-        super().__init__(options, context)
-        self.source = source
-        if context.data.standardise == "sums":
-            raise UserError(
-                "data.standardise = 'sums': sites with data of their own send no sums of them: "
-                "choose 'client'"
-            )
 
     @property
     def standardise(self) -> str:

@@ -39,32 +39,28 @@ class Speech(Classification):
     options: SpeechOptions
 
     def read(self) -> Samples:
-        """Return the sounds."""
-        return read_sounds(self.context.data, self.options)
+        """Return the sounds as int16 (N, 1, 1, length). Raises ``UserError`` if the
+        data are invalid.
 
-
-def read_sounds(data: DataOptions, options: SpeechOptions) -> Samples:
-    """Return the sounds as int16 (N, 1, 1, length). Raises ``UserError`` if
-    the data are invalid.
-
-    If speakers are clients, sounds without a speaker (background noise) are left out.
-    Only classes that occur are numbered.
-    """
-    speaker = data.natural_id if data.partition == "natural" else ""
-    wanted = {"audio": options.audio, "length": str(options.length)}
-    wanted |= {"label": data.label, "natural-id": speaker}
-    if data.part:
-        raise UserError(
-            f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and "
-            "data.validation-split"
+        If speakers are clients, sounds without a speaker (background noise) are left
+        out. Only classes that occur are numbered.
+        """
+        data, options = self.context.data, self.options
+        if data.part:
+            raise UserError(
+                f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test "
+                "and data.validation-split"
+            )
+        speaker = data.natural_id if data.partition == "natural" else ""
+        wanted = {"audio": options.audio, "length": str(options.length)}
+        wanted |= {"label": data.label, "natural-id": speaker}
+        return Samples.of(
+            *cached(
+                Source.of(data),
+                wanted,
+                lambda split, parts: _decode(split, parts, data, options, speaker),
+            )
         )
-    return Samples.of(
-        *cached(
-            Source.of(data),
-            wanted,
-            lambda split, parts: _decode(split, parts, data, options, speaker),
-        )
-    )
 
 
 def _decode(

@@ -96,11 +96,10 @@ class Targets(ABC):
         """How the scale of the targets follows from the clients' data, in words; "" if
         it does not.
         """
-        found = SUMS in (self.options.center, self.options.scale)
         return (
             "center and scale of the targets (regression.center, regression.scale), from sums over "
             "the clients"
-            if found
+            if SUMS in (self.options.center, self.options.scale)
             else ""
         )
 

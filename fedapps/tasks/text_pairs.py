@@ -13,9 +13,7 @@ DistilBERT: Sanh, Debut, Chaumond, Wolf, "DistilBERT, a distilled version of BER
 smaller, faster, cheaper and lighter", 2019, arXiv 1910.01108.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,12 @@ from fedapps.data.source import Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError, reason
 from fedapps.models.base import Classifier
+from fedapps.models.transformers_nets import transformers_library
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.options import TextPairsOptions
 
+NEEDED = "task = 'text-pairs'"
 FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 
 
@@ -56,12 +56,36 @@ class TextPairs(DealtSamples):
                 f"model.name = {context.model.name!r}: task 'text-pairs' has one net: choose "
                 "distilbert or auto"
             )
-        _transformers()  # fails early if the package is missing
+        transformers_library(NEEDED)  # fails early if the package is missing
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the checkpoint."""
-        return checkpoint_folder(self.options.checkpoint, self.pretrained)
+        """The folder of the checkpoint; a hub checkpoint is read from the cache, else
+        downloaded. Raises ``UserError``.
+        """
+        checkpoint = self.options.checkpoint
+        folder = Path(checkpoint).expanduser()
+        if folder.is_dir():
+            return folder
+        if not self.pretrained:
+            raise UserError(
+                f"text-pairs.checkpoint = {checkpoint!r}: is no folder, and without "
+                "model.pretrained nothing is fetched: set model.pretrained = true, or name a "
+                "folder with config.json and vocab.txt"
+            )
+        from huggingface_hub import snapshot_download
+
+        fetch = partial(snapshot_download, checkpoint, allow_patterns=list(FILES))
+        try:
+            try:
+                return Path(fetch(local_files_only=True))
+            except OSError:  # not in the cache
+                return Path(fetch())
+        except Exception as error:
+            raise UserError(
+                f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not "
+                f"give it ({reason(error, 200)}): check the network, or name a folder"
+            ) from error
 
     def read(self) -> Samples:
         """Return the token ids (N, length) of all pairs, and their labels."""
@@ -79,9 +103,7 @@ class TextPairs(DealtSamples):
                 f"data.label: {data.source} has {len(classes)} classes of pairs: task 'text-pairs' "
                 "wants two"
             )
-        tokens, _ = tokenise(
-            self.folder, split[options.first], split[options.second], options.length
-        )
+        tokens = tokenise(self.folder, split[options.first], split[options.second], options.length)
         doctors = groups_of(split, source, doctor) if doctor else None
         clients = Categorical(doctors[0], tuple(doctors[1])) if doctors else None
         return Samples(tokens, labels, 2, clients=clients)
@@ -120,8 +142,8 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
 
     The process-wide random state is preserved. Raises ``UserError``.
     """
-    library = _transformers()
-    with torch.random.fork_rng(devices=[]), _quiet(library):
+    library = transformers_library(NEEDED)
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             config = library.DistilBertConfig.from_pretrained(folder, local_files_only=True)
@@ -151,16 +173,13 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
         return PairClassifier(encoder.float(), config.dim, config.pad_token_id)
 
 
-def tokenise(
-    folder: Path, first: list[str], second: list[str], length: int
-) -> tuple[NDArray[np.int64], int]:
-    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token ids (n, length), and
-    the id of [PAD].
+def tokenise(folder: Path, first: list[str], second: list[str], length: int) -> NDArray[np.int64]:
+    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token ids (n, length).
 
     Pairs that are too long are truncated at the end of the longer text. Raises
     ``UserError``.
     """
-    library = _transformers()
+    library = transformers_library(NEEDED)
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         encoded = tokenizer(
@@ -175,59 +194,4 @@ def tokenise(
         raise UserError(
             f"text-pairs: the vocabulary of {folder} cannot be read or used: {reason(error, 200)}"
         ) from error
-    return np.asarray(encoded["input_ids"], np.int64), int(tokenizer.pad_token_id)
-
-
-def checkpoint_folder(checkpoint: str, pretrained: bool) -> Path:
-    """Return the folder of a checkpoint; a hub checkpoint is read from the cache, else
-    downloaded. Raises ``UserError``.
-    """
-    folder = Path(checkpoint).expanduser()
-    if folder.is_dir():
-        return folder
-    if not pretrained:
-        raise UserError(
-            f"text-pairs.checkpoint = {checkpoint!r}: is no folder, and without model.pretrained "
-            "nothing is fetched: "
-            "set model.pretrained = true, or name a folder with config.json and vocab.txt"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        try:
-            return Path(
-                snapshot_download(checkpoint, allow_patterns=list(FILES), local_files_only=True)
-            )
-        except OSError:  # not in the cache
-            return Path(snapshot_download(checkpoint, allow_patterns=list(FILES)))
-    except Exception as error:
-        raise UserError(
-            f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not give it "
-            f"({reason(error, 200)}): "
-            "check the network, or name a folder"
-        ) from error
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError(
-            "task = 'text-pairs' needs transformers: pip install 'fedapps[text]'"
-        ) from error
-    return transformers
-
-
-@contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Suppress the library's progress bars and log messages."""
-    log = library.utils.logging
-    shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
-    log.disable_progress_bar()
-    log.set_verbosity_error()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if shown:
-            log.enable_progress_bar()
+    return np.asarray(encoded["input_ids"], np.int64)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -24,6 +22,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
+from tests.helpers import refused
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -66,8 +65,12 @@ def natural(source, **more):
     }
 
 
-def told_apart(part):
-    return sorted(part.x.numpy()[:, 0, 0, 0].tolist())
+def told_apart(*parts):
+    return sorted(x for part in parts for x in part.x.numpy()[:, 0, 0, 0].tolist())
+
+
+def task_of(source, **more):
+    return build_task(read_settings(natural(source, **more)))
 
 
 # A column
@@ -85,29 +88,19 @@ def test_a_column_names_the_part_of_each_sample(tmp_path):
             assert told_apart(part) == mine[mine.part == name].x.tolist()
 
 
-def test_parts_that_are_missing_are_drawn(tmp_path):
+@pytest.mark.parametrize(
+    ("lacking", "given", "share"), [("Val", "test", 0.25), ("test", "Val", 0.2)]
+)
+def test_parts_that_are_missing_are_drawn(lacking, given, share, tmp_path):
     frame = rows()
-    frame["part"] = frame.part.replace("Val", "train")
-    task = build_task(
-        read_settings(natural(written(tmp_path, frame), part="part", validation=0.25))
-    )
-    data, mine = task.client_data(0, 4), frame[frame.site == "a"]
-    assert told_apart(data.test) == mine[mine.part == "test"].x.tolist()
-    assert (
-        sorted(told_apart(data.train) + told_apart(data.validation))
-        == mine[mine.part == "train"].x.tolist()
-    )
-    assert len(data.validation) == round(0.25 * (mine.part == "train").sum())
-
-    frame["part"] = rows().part.replace("test", "train")
-    task = build_task(read_settings(natural(written(tmp_path, frame), part="part")))
-    data, mine = task.client_data(0, 4), frame[frame.site == "a"]
-    assert told_apart(data.validation) == mine[mine.part == "Val"].x.tolist()
-    assert (
-        sorted(told_apart(data.train) + told_apart(data.test))
-        == mine[mine.part == "train"].x.tolist()
-    )
-    assert len(data.test) == round(0.2 * (mine.part == "train").sum())
+    frame["part"] = frame.part.replace(lacking, "train")
+    data = task_of(written(tmp_path, frame), part="part", validation=0.25).client_data(0, 4)
+    parts = {"Val": data.validation, "test": data.test}
+    mine = frame[frame.site == "a"]
+    to_train_on = mine[mine.part == "train"].x.tolist()
+    assert told_apart(parts[given]) == mine[mine.part == given].x.tolist()
+    assert told_apart(data.train, parts[lacking]) == to_train_on
+    assert len(parts[lacking]) == round(share * len(to_train_on))
 
 
 def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_path, caplog):
@@ -126,44 +119,51 @@ def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_pa
 
 def test_dealt_clients_get_of_each_part_by_class(tmp_path):
     frame = rows()
-    config = natural(written(tmp_path, frame), part="part") | {
-        "data.partition": "iid",
-        "data.natural-id": "",
-        "num-clients": 3,
-    }
-    task = build_task(read_settings(config | {"data.features": "x,noise"}))
-    for name, place in (("train", 0), ("Val", 1), ("test", 2)):
-        got = [
-            x
-            for client in range(3)
-            for x in told_apart(list(vars(task.client_data(client, 3)).values())[place])
-        ]
-        assert sorted(got) == frame[frame.part == name].x.tolist(), f"every sample of {name} once"
+    given = {"part": "part", "partition": "iid", "natural_id": "", "features": "x,noise"}
+    config = natural(written(tmp_path, frame), **given) | {"num-clients": 3}
+    task = build_task(read_settings(config))
+    clients = [task.client_data(client, 3) for client in range(3)]
+    for name, part in (("train", "train"), ("Val", "validation"), ("test", "test")):
+        got = told_apart(*(getattr(data, part) for data in clients))
+        assert got == frame[frame.part == name].x.tolist(), f"every sample of {name} once"
 
 
-def test_mistakes_of_a_part_column_are_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "given", "message"),
+    [
+        (
+            {"Val": "fold 2"},
+            {"part": "part"},
+            "data.part = 'part': holds 'fold 2': the parts are train, training, validation, valid",
+        ),
+        (
+            {},
+            {"part": "prat"},
+            "data.part = 'prat': .* has the columns x, noise, label, site, part",
+        ),
+        (
+            {},
+            {"part": "part", "test": "test"},
+            "data.test = 'test': part = 'part' says already which samples these are",
+        ),
+        (
+            {},
+            {"validation_split": "test", "test": "test"},
+            "data.validation-split = 'test': is the split that is scored",
+        ),
+        (
+            {"of b": "train"},
+            {"part": "part"},
+            r"data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)",
+        ),
+    ],
+)
+def test_mistakes_of_parts_are_one_line(change, given, message, tmp_path):
     frame = rows()
-    source = written(tmp_path, frame.replace({"part": {"Val": "fold 2"}}))
-    with pytest.raises(
-        UserError,
-        match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, "
-        r"valid",
-    ):
-        assemble(read_settings(natural(source, part="part")))
-    with pytest.raises(
-        UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"
-    ):
-        assemble(read_settings(natural(source, part="prat")))
-    with pytest.raises(
-        UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"
-    ):
-        read_settings(natural(source, part="part", test="test"))
-    (tmp_path / "set" / "train.csv").unlink()
-    frame.loc[(frame.site == "b") & (frame.part == "test"), "part"] = "train"
-    with pytest.raises(
-        UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"
-    ):
-        assemble(read_settings(natural(written(tmp_path, frame), part="part")))
+    if "of b" in change:
+        frame.loc[(frame.site == "b") & (frame.part == "test"), "part"] = "train"
+    source = written(tmp_path, frame.replace({"part": change}))
+    refused(lambda: assemble(read_settings(natural(source, **given))), f"^{message}", UserError)
 
 
 # Splits
@@ -173,25 +173,13 @@ def test_an_official_validation_split(tmp_path):
     frame = rows()
     for name, split in (("train", "train"), ("Val", "validation"), ("test", "test")):
         source = written(tmp_path, frame[frame.part == name].drop(columns="part"), split)
-    task = build_task(read_settings(natural(source, validation_split="validation", test="test")))
-    data, mine = task.client_data(2, 4), frame[frame.site == "c"]
+    mine = frame[frame.site == "c"]
+    data = task_of(source, validation_split="validation", test="test").client_data(2, 4)
     for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
         assert told_apart(part) == mine[mine.part == name].x.tolist()
-    alone = build_task(read_settings(natural(source, validation_split="validation"))).client_data(
-        2, 4
-    )
+    alone = task_of(source, validation_split="validation").client_data(2, 4)
     assert told_apart(alone.validation) == mine[mine.part == "Val"].x.tolist()
-    assert (
-        sorted(told_apart(alone.train) + told_apart(alone.test))
-        == mine[mine.part == "train"].x.tolist()
-    )
-    for key in ("data.validation-split", "data.part"):
-        with pytest.raises(UserError, match=rf"^{key} = 'x': task 'text' does not use it"):
-            build_task(read_settings({"task": "text", key: "x"}))
-    with pytest.raises(
-        UserError, match=r"^data.validation-split = 'test': is the split that is scored"
-    ):
-        read_settings(natural(source, validation_split="test", test="test"))
+    assert told_apart(alone.train, alone.test) == mine[mine.part == "train"].x.tolist()
 
 
 # A file of each client
@@ -202,20 +190,17 @@ def files(tmp_path, kind, frame, under="sites"):
     folder.mkdir(parents=True)
     for site, mine in frame.groupby("site"):
         mine = mine.drop(columns=["site", "part"])
+        x, y = mine[["x", "noise"]].to_numpy(), mine.label.to_numpy()
         if kind == "csv":
             mine.to_csv(folder / f"{site}.csv", index=False)
         elif kind == "parquet":
-            pq.write_table(
-                pa.Table.from_pandas(mine, preserve_index=False), folder / f"{site}.parquet"
-            )
+            mine.to_parquet(folder / f"{site}.parquet", index=False)
         elif kind == "npz":
-            np.savez(
-                folder / f"{site}.npz", x=mine[["x", "noise"]].to_numpy(), y=mine.label.to_numpy()
-            )
+            np.savez(folder / f"{site}.npz", x=x, y=y)
         else:
             (folder / site).mkdir()
-            np.save(folder / site / "x.npy", mine[["x", "noise"]].to_numpy())
-            np.save(folder / site / "y.npy", mine.label.to_numpy())
+            np.save(folder / site / "x.npy", x)
+            np.save(folder / site / "y.npy", y)
     return str(tmp_path / "sites")
 
 
@@ -239,45 +224,30 @@ def test_a_clients_files_in_folders_of_the_splits(tmp_path):
     frame = rows()
     files(tmp_path, "csv", frame[frame.part != "test"], "sites/train")
     source = files(tmp_path, "csv", frame[frame.part == "test"], "sites/test")
-    task = build_task(read_settings(natural(source, test="test") | {"data.natural-id": "@file"}))
-    mine = frame[frame.site == "b"]
-    assert told_apart(task.client_data(1, 4).test) == mine[mine.part == "test"].x.tolist()
+    data = task_of(source, test="test", natural_id="@file").client_data(1, 4)
+    assert told_apart(data.test) == frame[(frame.site == "b") & (frame.part == "test")].x.tolist()
 
 
 def test_the_splits_in_a_clients_npz(tmp_path):
-    (tmp_path / "sites").mkdir()
     for number, site in enumerate("ab"):
         x, y = np.arange(20.0).reshape(10, 2) + 100 * number, np.arange(10) % 2
-        np.savez(
-            tmp_path / "sites" / f"{site}.npz",
-            x_train=x[:7],
-            y_train=y[:7],
-            x_test=x[7:],
-            y_test=y[7:],
-        )
-    task = build_task(
-        read_settings(natural(str(tmp_path / "sites"), test="test") | {"data.natural-id": "@file"})
-    )
-    assert told_apart(task.client_data(1, 2).test) == [114.0, 116.0, 118.0]
+        parts = {"x_train": x[:7], "y_train": y[:7], "x_test": x[7:], "y_test": y[7:]}
+        np.savez(tmp_path / f"{site}.npz", **parts)
+    data = task_of(str(tmp_path), test="test", natural_id="@file").client_data(1, 2)
+    assert told_apart(data.test) == [114.0, 116.0, 118.0]
 
 
 def test_folders_of_images_whose_clients_lack_classes(tmp_path):
-    for site, classes in (("a", "xy"), ("b", "yz")):
-        for name in classes:
-            folder = tmp_path / "sites" / site / name
-            folder.mkdir(parents=True)
-            for number in range(4):
-                Image.new("L", (4, 4), "xyz".index(name) * 50 + number).save(
-                    folder / f"{number}.png"
-                )
-    options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
+    for place, number in itertools.product(("a/x", "a/y", "b/y", "b/z"), range(4)):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        shade = "xyz".index(place[-1]) * 50 + number
+        Image.new("L", (4, 4), shade).save(tmp_path / place / f"{number}.png")
+    options = DataOptions(source=str(tmp_path), partition="natural", natural_id="@file")
     images = read_samples(options)
     assert images.classes == ("x", "y", "z")
     assert (images.x[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
-    assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [
-        [0, 1],
-        [1, 2],
-    ]
+    parts = partition(images, options, 2, 0)
+    assert [sorted(set(images.labels[part])) for part in parts] == [[0, 1], [1, 2]]
 
 
 @pytest.fixture
@@ -314,88 +284,80 @@ def test_a_folder_per_clinic_is_suggested_and_an_empty_one_is_named(clinics, cap
 @pytest.mark.parametrize(
     ("content", "said"), [(60, "image file is truncated"), (0, "it holds no image")]
 )
-def test_a_picture_that_cannot_be_read_is_named_by_its_file(clinics, content, said, capsys):
+def test_a_picture_that_cannot_be_read_is_named_by_its_file(clinics, content, said):
     picture = clinics / "b" / "x" / "2.png"
     Image.effect_noise((4, 4), 50).save(picture)
     picture.write_bytes(picture.read_bytes()[:content])
-    assert main(["data", f"data.source={clinics}", "data.natural-id=@file"]) == 2
-    error = capsys.readouterr().err
-    assert f"image 10 (b/x/2.png) cannot be decoded: {said}" in error
-    assert error.count("\n") == 1
     options = DataOptions(source=str(clinics), natural_id="@file", partition="natural")
+    message = rf"image 10 \(b/x/2.png\) cannot be decoded: {said}"
+    refused(lambda: read_samples(options), message, UserError)
     site = Source(str(clinics), client=SITE_CLIENT)
-    with pytest.raises(UserError, match="image 10 cannot be decoded"):
-        read_samples(options, source=site)
+    refused(lambda: read_samples(options, source=site), "image 10 cannot be decoded", UserError)
 
 
-def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkeypatch):
-    def error_of(place, *given):
-        assert main(["data", f"data.source={place}", *given]) == 2
+@pytest.fixture
+def refuses(capsys):
+    """``refuses(source, *settings)``: the line with which ``fedapps data`` refuses."""
+
+    def error_of(source, *settings):
+        assert main(["data", f"data.source={source}", *settings]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
 
+    return error_of
+
+
+def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, refuses, monkeypatch):
     sites = tmp_path / "sites"
     sites.mkdir()
     x, y = np.arange(40.0).reshape(8, 5), np.arange(8) % 2
     for site in "ab":
         np.savez(sites / f"{site}.npz", x=x, y=y)
     by_file = "data.natural-id=@file"
-    assert "(a file per client: data.natural-id=@file)" in error_of(sites)
+    assert "(a file per client: data.natural-id=@file)" in refuses(sites)
     monkeypatch.chdir(tmp_path)
-    assert "is not a folder with one file per client: did you mean 'sites'?" in error_of(
+    assert "is not a folder with one file per client: did you mean 'sites'?" in refuses(
         "site", by_file
     )
     missing = "data.natural-id = 'clinic': .*; @file stands for a sample's file or folder"
-    assert re.search(missing, error_of(sites / "a.npz", "data.natural-id=clinic"))
+    assert re.search(missing, refuses(sites / "a.npz", "data.natural-id=clinic"))
     np.savez(sites / "b.npz", x=x[:, :3], y=y)
-    assert "'x' holds 5 values in a.npz, holds 3 values in b.npz: write" in error_of(sites, by_file)
+    assert "'x' holds 5 values in a.npz, holds 3 values in b.npz: write" in refuses(sites, by_file)
     np.savez(sites / "b.npz", x=np.where(x == 7, np.nan, x), y=y)
-    assert "(first: column 'x', row 9, of b)" in error_of(sites, by_file)
+    assert "(first: column 'x', row 9, of b)" in refuses(sites, by_file)
     (sites / "b.npz").write_bytes((sites / "a.npz").read_bytes()[:300])
-    assert "b.npz': cannot be read, it must hold plain arrays" in error_of(sites, by_file)
+    assert "b.npz': cannot be read, it must hold plain arrays" in refuses(sites, by_file)
 
 
-def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
-    frame = rows(40)
-    source = files(tmp_path, "csv", frame)
-    pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(
-        tmp_path / "sites" / "e.csv", index=False
-    )
-    images = read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
-    assert images.x.shape == (45, 1, 1, 2)
-    pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(
-        tmp_path / "sites" / "f.csv", index=False
-    )
-    with pytest.raises(
-        UserError,
-        match=r"^data.source: column 'x' holds numbers in a.csv, holds text in f.csv: ",
-    ):
-        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
-    pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
-    with pytest.raises(
-        UserError,
-        match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$",
-    ):
-        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
-    (tmp_path / "sites" / "f.csv").write_text("")
-    with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):
-        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x,noise,label\nlow,7,0\n", "column 'x' holds numbers in a.csv, holds text in e.csv: "),
+        ("x,label\n1,0\n", "column 'noise' is in only one of a.csv and e.csv: give all .* same$"),
+        ("", ".*e.csv cannot be read: "),
+    ],
+)
+def test_files_that_do_not_fit_are_named(content, message, tmp_path):
+    source = files(tmp_path, "csv", rows(40))
+    given = DataOptions(source=source, partition="natural", natural_id="@file")
+    (tmp_path / "sites" / "e.csv").write_text("x,noise,label\n1,7,0\n2,7,1\n")
+    assert read_samples(given).x.shape == (42, 1, 1, 2), "whole numbers and fractions"
+    (tmp_path / "sites" / "e.csv").write_text(content)
+    refused(lambda: read_samples(given), f"^data.source: {message}", UserError)
 
 
-def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
+def test_what_is_no_folder_of_files_is_one_line(tmp_path, refuses):
     (tmp_path / "empty").mkdir()
-    given = ["data.partition=natural", "data.natural-id=@file"]
-    assert main(["data", f"data.source={tmp_path / 'empty'}", *given]) == 2
-    assert "holds no file of a client: .npz, .npy" in capsys.readouterr().err
+    by_file = "data.natural-id=@file"
+    assert "holds no file of a client: .npz, .npy" in refuses(tmp_path / "empty", by_file)
     source = written(tmp_path, rows())
-    assert main(["data", f"data.source={source}", *given]) == 2
-    assert "have the names of parts, not of clients" in capsys.readouterr().err
+    assert "have the names of parts, not of clients" in refuses(source, by_file)
     Path(source, "train.csv").rename(Path(source, "ann.csv"))
-    assert main(["data", f"data.source={source}", "data.validation-split=half", *given]) == 2
-    assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err
-    assert main(["data", f"data.source={source}/ann.csv", *given]) == 2
-    assert "is not a folder with one file per client" in capsys.readouterr().err
+    assert "data.validation-split = 'half': no folder half lies beside" in refuses(
+        source, "data.validation-split=half", by_file
+    )
+    assert "is not a folder with one file per client" in refuses(f"{source}/ann.csv", by_file)
 
 
 def test_classes_that_nobody_trains_on_are_scored_by_nobody():

@@ -2,16 +2,16 @@
 images and on a table.
 """
 
-import csv
-import json
-
 import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from fedapps.algorithms.fairness.groups import group_measures, group_sums
+from fedapps.clients.fedavg import FedAvgClient
 from fedapps.data.columns import MAX_GROUPS, grouped
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
@@ -22,19 +22,16 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
+from tests.data_folders import write_parquet
+from tests.helpers import refused, rounds_of, rows_of
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
 
-def write(folder, columns, features=None):
-    folder.mkdir(exist_ok=True)
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(
-        folder / "train-00000-of-00001.parquet"
-    )
-    return str(folder)
+GREY = {"image": datasets.Image(), "label": datasets.Value("int64")}
 
 
-def pictures(folder, n=120, **more):
+def pictures(folder, n=120):
     """Grey 4 x 4 pictures in three classes with a column ``sex``, empty in every tenth
     row.
     """
@@ -42,33 +39,16 @@ def pictures(folder, n=120, **more):
     label = rng.integers(3, size=n)
     pixels = (60 * label[:, None, None] + rng.integers(0, 80, (n, 4, 4))).astype(np.uint8)
     sex = [None if i % 10 == 9 else "fm"[int(k)] for i, k in enumerate(rng.integers(2, size=n))]
-    features = datasets.Features(
-        {
-            "image": datasets.Image(),
-            "label": datasets.Value("int64"),
-            "sex": datasets.Value("string"),
-            **more,
-        }
-    )
-    return write(
-        folder,
-        {"image": [Image.fromarray(p) for p in pixels], "label": label.tolist(), "sex": sex},
-        features,
-    )
+    columns = {"image": [Image.fromarray(p) for p in pixels], "label": label.tolist(), "sex": sex}
+    return write_parquet(folder, columns, GREY | {"sex": datasets.Value("string")})
 
 
 def run(tmp_path, clients, **config):
-    config = {
-        "num-clients": clients,
-        "clients-per-round": 0,
-        "num-rounds": 2,
-        "train.local-epochs": 1,
-    } | config
-    settings = with_folder(read_settings(config), tmp_path / "run")
+    job = {"num-clients": clients, "clients-per-round": 0, "num-rounds": 2}
+    settings = read_settings(job | {"train.local-epochs": 1} | config)
+    settings = with_folder(settings, tmp_path / "run")
     summary = execute(settings, InlineGrid(app, clients, settings.flat()))
-    with (tmp_path / "run" / "groups.csv").open(newline="") as file:
-        rows = {row["group"]: row for row in csv.DictReader(file)}
-    return settings, summary, rows
+    return settings, summary, {row["group"]: row for row in rows_of(tmp_path / "run/groups.csv")}
 
 
 NAN = float("nan")
@@ -97,104 +77,51 @@ def test_values_are_groups_in_order_and_a_missing_one_is_in_none(values, edges, 
     ],
 )
 def test_what_makes_no_groups_is_refused(values, edges, message):
-    with pytest.raises(UserError, match=message):
-        grouped(pa.chunked_array([list(values)]), "g", edges)
+    refused(lambda: grouped(pa.chunked_array([list(values)]), "g", edges), message, UserError)
 
 
 @pytest.mark.parametrize("edges", ["60,40", "40,", "x", "1,nan", "inf"])
 def test_limits_that_do_not_ascend_are_refused(edges):
-    with pytest.raises(ValueError, match="group-edges"):
-        DataOptions(group="age", group_edges=edges)
+    refused(lambda: DataOptions(group="age", group_edges=edges), "group-edges")
 
 
 def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
     """20 groups of 200 classes: 20 (3 x 200 + 45) = 12,900 numbers."""
     grey = [Image.fromarray(np.zeros((2, 2), np.uint8))] * 1000
-    columns = {
-        "image": grey,
-        "label": [i % 200 for i in range(1000)],
-        "site": [i % 20 for i in range(1000)],
-    }
-    features = datasets.Features(
-        {
-            "image": datasets.Image(),
-            "label": datasets.Value("int64"),
-            "site": datasets.Value("int64"),
-        }
-    )
-    config = {
-        "task": "classification",
-        "data.source": write(tmp_path / "set", columns, features),
-        "data.partition": "iid",
-    }
+    columns = {"image": grey, "label": np.arange(1000) % 200, "site": np.arange(1000) % 20}
+    source = write_parquet(tmp_path / "set", columns, GREY | {"site": datasets.Value("int64")})
+    config = {"task": "classification", "data.source": source, "data.partition": "iid"}
     build_task(read_settings(config)).check(2)
-    with pytest.raises(
+    refused(
+        lambda: build_task(read_settings(config | {"data.group": "site"})).check(2),
+        r"data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more than "
+        r"10000",
         UserError,
-        match=r"data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more "
-        r"than 10000",
-    ):
-        build_task(read_settings(config | {"data.group": "site"})).check(2)
+    )
 
 
 def test_tasks_and_sites_without_groups_say_so():
-    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' does not use it"):
-        read_settings({"task": "text", "data.group": "role"})
-    with pytest.raises(UserError, match="task 'digits' is not scored by group"):
-        read_settings({"data.group": "sex"})
     own = {"sites.labels": "a,b", "sites.shape": "1,4,4", "task": "classification"}
-    with pytest.raises(UserError, match="sites with their own data are not scored by group"):
-        read_settings(own | {"data.group": "sex"})
-
-
-def test_a_column_of_an_image_set(tmp_path):
-    source = pictures(tmp_path / "set")
-    images = read_samples(DataOptions(source=source, group="sex"))
-    assert images.groups.names == ("f", "m")
-    assert (images.groups.codes[9::10] == -1).all()
-    assert set(np.delete(images.groups.codes, slice(9, None, 10))) == {0, 1}
-    fewer = thinned(images, DataOptions(max_samples=40))
-    np.testing.assert_array_equal(fewer.groups.codes, images.groups.codes[::3])
-    with pytest.raises(
-        UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
+    for given, message in (
+        ({}, "task 'digits' is not scored by group"),
+        (own, "sites with their own data are not scored by group"),
     ):
-        read_samples(DataOptions(source=source, group="six"))
-    assert read_samples(DataOptions(source=source)).groups is None
+        refused(lambda: read_settings(given | {"data.group": "sex"}), message, UserError)
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
     """The sums of the clients give the measures of the final model on all test samples
     together.
     """
-    source = pictures(tmp_path / "set")
-    _, summary, rows = run(
-        tmp_path,
-        4,
-        **{
-            "task": "classification",
-            "data.source": source,
-            "data.group": "sex",
-            "data.partition": "iid",
-        },
-    )
-    settings = read_settings(
-        {
-            "task": "classification",
-            "data.source": source,
-            "data.group": "sex",
-            "data.partition": "iid",
-        }
-    )
+    given = {"data.source": pictures(tmp_path / "set"), "data.group": "sex"}
+    given |= {"task": "classification", "data.partition": "iid"}
+    settings, summary, rows = run(tmp_path, 4, **given)
     task = build_task(settings)
-    from safetensors.torch import load_file
-
     model = task.model_fn(0)
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     tests = [task.client_data(k, 4).test for k in range(4)]
-    found = [model(part.x).softmax(1).detach().numpy() for part in tests]
-    y, p, g = (
-        np.concatenate(parts)
-        for parts in ([t.y.numpy() for t in tests], found, [t.groups.numpy() for t in tests])
-    )
+    p = model(torch.cat([t.x for t in tests])).softmax(1).detach().numpy()
+    y, g = (torch.cat([getattr(t, name) for t in tests]).numpy() for name in ("y", "groups"))
     expected = group_measures(group_sums(y, p.argmax(1), p.max(1), g, 3), task.groups)
     assert list(rows) == ["f", "m"]
     assert sum(int(row["samples"]) for row in rows.values()) == g.sum() < len(y)
@@ -226,45 +153,28 @@ def test_the_generated_table_has_groups_with_every_kind_of_client(method, tmp_pa
     right = sum(int(row["right"]) for row in rows.values())
     # every row has a kind
     assert summary["accuracy-weighted"] == pytest.approx(right / sum(map(len, tests)))
-    assert "left-out" not in json.loads(
-        (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1]
-    )
+    assert "left-out" not in rounds_of(tmp_path / "run")[-1]
 
 
 def test_a_table_by_age_and_one_by_sex(tmp_path):
     rng = np.random.default_rng(0)
-    n = 120
-    ages = rng.integers(20, 90, n)
+    ages = rng.integers(20, 90, 120)
     ages[2::3] = 75  # of client c, which is in one group only
-    columns = {
-        "client": ["a", "b", "c"] * (n // 3),
-        "age": ages.tolist(),
-        "sex": rng.choice(["f", "m"], n).tolist(),
-        "label": rng.integers(2, size=n).tolist(),
-    }
-    table = {
-        "task": "tabular",
-        "data.source": write(tmp_path / "set", columns),
-        "data.drop": "sex",
-    }
+    columns = {"client": ["a", "b", "c"] * 40, "age": ages, "label": rng.integers(2, size=120)}
+    source = write_parquet(tmp_path / "set", columns | {"sex": rng.choice(["f", "m"], 120)})
+    table = {"task": "tabular", "data.source": source, "data.drop": "sex"}
     _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
     assert list(rows) == ["below 40", "40 to below 60", "from 60"]
     assert [row["clients"] for row in rows.values()] == ["2", "2", "3"]
     task = build_task(read_settings(table | {"data.group": "sex"}))
     assert task.groups.names == ("f", "m")
     assert task.samples.numbers.used == ("age",)
-    with pytest.raises(
-        UserError, match=r"data.group = 'six': .* has the columns client, age, sex, label"
-    ):
-        build_task(read_settings(table | {"data.group": "six"})).check(3)
 
 
 def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, monkeypatch):
     """Client 1 has samples of a class that no bin holds, client 2 sends a single
     number.
     """
-    from fedapps.clients.fedavg import FedAvgClient
-
     honest = FedAvgClient.evaluate
 
     def evaluate(self, parameters, config):
@@ -280,9 +190,7 @@ def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, mon
     assert summary["status"] == "completed"
     parts = [build_task(settings).client_data(k, 4).test.groups.sum(0) for k in (0, 3)]
     assert [int(row["samples"]) for row in rows.values()] == sum(parts).tolist()
-    left_out = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])[
-        "left-out"
-    ]
+    left_out = rounds_of(tmp_path / "run")[-1]["left-out"]
     assert [entry["client"] for entry in left_out] == [1, 2]
     assert "different numbers of samples" in left_out[0]["reason"]
     assert "1 numbers, but 3 groups need" in left_out[1]["reason"]
@@ -306,15 +214,3 @@ def test_samples_of_all_splits_have_a_group(tmp_path):
     assert len(samples.labels) == len(samples.groups.codes) == 10 + 9 + 6
     # every second row, of each split
     np.testing.assert_array_equal(samples.groups.codes[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
-
-
-def test_clients_with_a_file_each_have_groups(tmp_path):
-    source = tmp_path / "clients"
-    source.mkdir()
-    for name, count in (("ann", 6), ("bea", 5)):
-        rows, x = np.arange(count), np.random.default_rng(0).normal(size=(count, 3))
-        np.savez(source / f"{name}.npz", x=x, label=rows % 2, site=rows % 3)
-    samples = read_samples(
-        DataOptions(source=str(source), natural_id="@file", partition="natural", group="site")
-    )
-    np.testing.assert_array_equal(samples.groups.codes, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])

@@ -4,7 +4,6 @@ seed, and a run that chooses settings never reads them.
 
 from dataclasses import replace
 
-import datasets
 import numpy as np
 import pytest
 
@@ -19,20 +18,20 @@ from fedapps.settings.reading import read_settings
 from fedapps.tasks import (
     Classification,
     ConstrainedClassification,
-    Digits,
     EnsembleClassification,
     Regression,
     Tabular,
     next_character,
 )
 from fedapps.tasks.ensemble_classification import _Rest
+from tests.data_folders import write_parquet
+from tests.helpers import refused
 
 TASKS = {"classification": Classification, "tabular": Tabular, "regression": Regression}
 #: Tasks that ``data.score-on`` applies to: the class that reads the samples, and
 #: settings of a short run.
 SCORED = {
     **{name: (kind, {}) for name, kind in TASKS.items()},
-    "digits": (Digits, {}),
     "ensemble-classification": (
         _Rest,
         {"method": "fedboost", "ensemble.predictors": 2, "ensemble.epochs": 1},
@@ -65,8 +64,7 @@ def test_all_seeds_have_the_same_test_samples_unless_the_split_follows_the_seed(
 
 def play(folder, name, job):
     """Run the job and return its clients' scores and its model."""
-    given = {**job, "out": str(folder / name)}
-    parts = assemble(with_defaults(given))
+    parts = assemble(with_defaults({**job, "out": str(folder / name)}))
     execute_inline(parts.settings, (), Parts(*parts))
     return [(folder / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")]
 
@@ -128,18 +126,16 @@ def test_a_run_that_chooses_never_reads_a_test_text(tmp_path, monkeypatch):
 
 
 def test_held_out_samples_are_half_of_the_validation_samples():
-    parts = {}
-    for score_on in ("test", "validation", "held-out"):
-        job = {"data.partition": "iid", "data.score-on": score_on}
-        parts[score_on] = build_task(read_settings(job)).split(3, 20)
-    train, validation, test = map(set, parts["test"])
-    own, chooses, scored = map(set, parts["held-out"])
+    on_test, on_validation, held_out = (
+        build_task(read_settings({"data.partition": "iid", "data.score-on": how})).split(3, 20)
+        for how in ("test", "validation", "held-out")
+    )
+    train, validation, _ = map(set, on_test)
+    own, chooses, scored = map(set, held_out)
     assert own == train
     assert not chooses & scored
-    assert chooses | scored == validation
+    assert chooses | scored == validation == set(on_validation[2])
     assert abs(len(chooses) - len(scored)) <= 1
-    assert set(parts["validation"][2]) == validation
-    assert not scored & test
 
 
 @pytest.mark.parametrize(
@@ -157,24 +153,12 @@ def test_a_client_with_too_few_validation_samples_is_not_refused(validation, hal
 
 def table(folder, people):
     """Three clients, whose people have four rows each."""
-    folder.mkdir()
     person = [f"{client}{p}" for client in "abc" for p in range(people) for _ in range(4)]
-    rng = np.random.default_rng(0)
-    datasets.Dataset.from_dict(
-        {
-            "client": [name[0] for name in person],
-            "person": person,
-            "x": rng.normal(size=len(person)).tolist(),
-            "label": [i % 2 for i in range(len(person))],
-        }
-    ).to_parquet(folder / "train-00000-of-00001.parquet")
-    return {
-        "task": "tabular",
-        "data.source": str(folder),
-        "data.natural-id": "client",
-        "data.group-split": "person",
-        "data.validation": 0.2,
-    }
+    x = np.random.default_rng(0).normal(size=len(person))
+    columns = {"client": [name[0] for name in person], "person": person, "x": x}
+    source = write_parquet(folder, columns | {"label": np.arange(len(person)) % 2})
+    named = {"data.natural-id": "client", "data.group-split": "person", "data.validation": 0.2}
+    return {"task": "tabular", "data.source": source, **named}
 
 
 def test_no_person_is_in_two_parts(tmp_path):
@@ -196,8 +180,11 @@ def test_no_person_is_in_two_parts(tmp_path):
     assert [len(part) for part in halves] == [2, 3]
     assert not halves[0] & halves[1]
     few = build_task(read_settings(table(tmp_path / "few", people=2)))
-    with pytest.raises(UserError, match=r"data.group-split: client 0 has rows of 2 persons, 3 are"):
-        few.split(0, 3)
+    refused(
+        lambda: few.split(0, 3),
+        r"data.group-split: client 0 has rows of 2 persons, 3 are",
+        UserError,
+    )
 
 
 @pytest.mark.parametrize("validation", [0.2, 0.0])
@@ -211,17 +198,14 @@ def test_three_persons_of_any_sizes_fill_all_parts(sizes, validation):
         assert sum(map(len, people)) == len(set.union(*people)) == 3
 
 
-def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
+def test_persons_of_several_clients_are_refused(tmp_path):
     given = table(tmp_path / "table", people=10)
     swapped = {**given, "data.natural-id": "label", "data.label": "client"}
-    with pytest.raises(UserError, match="30 persons have rows at several clients, 'a0' for one"):
-        build_task(read_settings(swapped)).split(0, 2)
-    with pytest.raises(UserError, match="partition = 'iid' may deal the rows of a person"):
-        read_settings({**given, "data.partition": "iid"})
-    with pytest.raises(UserError, match=r"data.split-seed = '-1': must be a whole number from 0"):
-        read_settings({"data.split-seed": -1})
-    with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
-        read_settings({"data.score-on": "validation", "data.validation": 0.0})
+    refused(
+        lambda: build_task(read_settings(swapped)).split(0, 2),
+        "30 persons have rows at several clients, 'a0' for one",
+        UserError,
+    )
 
 
 # --- folds ----------------------------------------------------------------------------
@@ -252,16 +236,12 @@ def test_every_row_is_tested_on_in_one_fold_and_never_chosen_by_there(task):
         # the rows to choose by are drawn anew: no fold chooses by another's test rows
         chosen = [set(validation) for _, validation, _ in folds]
         assert len(set.union(*chosen)) > 2 * len(chosen[0])
-    assert [f[2].tolist() for f in in_folds(**given)[0]] == [
-        f[2].tolist() for f in in_folds(**given)[0]
-    ]
 
 
 def test_folds_of_a_table_have_their_shares_of_every_class():
     labels = build_task(read_settings({"task": "tabular", "num-clients": 4})).samples.labels
     for folds in in_folds():
-        everything = np.concatenate(folds[0])
-        share = labels[everything].mean()
+        share = labels[np.concatenate(folds[0])].mean()
         for part in (0, 1, 2):
             for fold in folds:
                 wanted = share * len(fold[part])
@@ -289,15 +269,18 @@ def test_rows_of_a_person_share_a_fold_and_a_part():
         ({"data.folds": 3, "data.fold": 3}, "a fold below them"),
         ({"data.fold": 1}, "choose 2 folds or more"),
         ({"data.folds": 3, "data.part": "part"}, "name their own test samples"),
+        (
+            {"data.group-split": "person", "data.partition": "iid"},
+            "partition = 'iid' may deal the rows of a person",
+        ),
+        ({"data.split-seed": -1}, r"data.split-seed = '-1': must be a whole number from 0"),
+        (
+            {"data.score-on": "validation", "data.validation": 0.0},
+            "score-on = 'validation': clients have no validation",
+        ),
+        ({"sites.columns": "x", "data.test-rows": True}, "sites with data of their own send no"),
+        ({"sites.columns": "x", "data.folds": 3}, "sites with data of their own send no rows"),
     ],
 )
-def test_folds_that_cannot_be_are_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        read_settings({"task": "tabular", **given})
-
-
-def test_sites_send_no_rows():
-    given = {"task": "tabular", "sites.columns": "x"}
-    for asked in ({"data.test-rows": True}, {"data.folds": 3}):
-        with pytest.raises(UserError, match="sites with data of their own send no rows"):
-            build_task(read_settings({**given, **asked}))
+def test_splits_that_cannot_be_are_refused(given, said):
+    refused(lambda: build_task(read_settings({"task": "tabular", **given})), said, UserError)

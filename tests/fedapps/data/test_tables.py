@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
+from tests.helpers import refused
 
 PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")
 
@@ -22,19 +22,17 @@ def rows(n=30, classes=("bad", "good", "best"), seed=0):
     value per row, a label.
     """
     rng = np.random.default_rng(seed)
-    out = []
-    for plant in PLANTS:
-        out += [
-            {
-                "plant": plant,
-                "heat": "" if number == 3 else f"{rng.normal(50, 10):.3f}",
-                "shift": rng.choice(["day", "night"]),
-                "note": f"{plant} {number}",
-                "label": classes[number % len(classes)],
-            }
-            for number in range(n)
-        ]
-    return out
+    return [
+        {
+            "plant": plant,
+            "heat": "" if number == 3 else f"{rng.normal(50, 10):.3f}",
+            "shift": rng.choice(["day", "night"]),
+            "note": f"{plant} {number}",
+            "label": classes[number % len(classes)],
+        }
+        for plant in PLANTS
+        for number in range(n)
+    ]
 
 
 def write(path, lines, sign=",", decimal="."):
@@ -58,23 +56,20 @@ def task_of(source, task="tabular", **settings):
 
 
 @pytest.mark.parametrize("task", ["tabular", "regression", "text", "unigram"])
-def test_a_source_that_is_not_there_is_refused_by_every_task(task, capsys):
+def test_a_source_that_is_not_there_is_refused_by_every_task(task):
     method = "fedboost" if task == "unigram" else "fedavg"
-    status = main(
-        ["run", "--engine", "inline", f"task={task}", f"method={method}", "data.source=no/such.csv"]
-    )
-    assert status != 0
-    assert "data.source = " in capsys.readouterr().err
+    given = {"task": task, "method": method, "data.source": "no/such.csv"}
+    refused(lambda: assemble(with_defaults(given)), "data.source = ", UserError)
 
 
 def test_a_file_for_another_task_names_all_that_is_in_the_way():
     """The main job's file with a method whose default task reads no such data."""
     given = read_toml(Path(__file__).parents[3] / "experiments" / "default.toml")
-    with pytest.raises(UserError) as error:
-        read_settings({**given, "method": "fedfw"})
-    assert str(error.value) == (
-        "data.source = 'digits', data.partition = 'dirichlet': task 'lasso' does not use them: "
-        "leave them out, or choose task = 'constrained-classification'"
+    refused(
+        lambda: read_settings({**given, "method": "fedfw"}),
+        "^data.source = 'digits', data.partition = 'dirichlet': task 'lasso' does not use them: "
+        "leave them out, or choose task = 'constrained-classification'$",
+        UserError,
     )
 
 
@@ -85,13 +80,18 @@ def test_a_file_for_another_task_names_all_that_is_in_the_way():
         ("lasso", "data.label", "y"),
         ("sparse-logistic", "data.score-on", "validation"),
         ("text", "data.natural-id", "role"),
+        ("text", "data.part", "x"),
+        ("text", "data.group", "role"),
         ("qap", "data.alpha", 0.3),
     ],
 )
 def test_a_setting_that_a_task_does_not_read_is_refused(task, key, value):
     method = "fedavg" if task == "text" else "fedfw"
-    with pytest.raises(UserError, match=rf"{key} = .*: task '{task}' does not use it"):
-        read_settings({"task": task, "method": method, key: value})
+    refused(
+        lambda: read_settings({"task": task, "method": method, key: value}),
+        rf"{key} = .*: task '{task}' does not use it",
+        UserError,
+    )
 
 
 # --- one reader -----------------------------------------------------------------------
@@ -116,17 +116,16 @@ def test_categories_and_missing_values_and_three_classes(task, tmp_path):
         assert np.isnan(task.arrays(0, 4, scale=False).train.x).any()
 
 
-def test_two_classes_have_one_logit_whatever_they_are_called(tmp_path):
-    source = write(tmp_path / "t.csv", rows(classes=("no", "yes")))
-    task = task_of(source, data__natural_id="plant")
-    assert (task.num_outputs, task.samples.classes) == (1, ("no", "yes"))
-
-
 def test_semicolons_and_decimal_commas_are_read(tmp_path):
-    plain = task_of(write(tmp_path / "a.csv", rows()), data__natural_id="plant")
-    german = task_of(write(tmp_path / "b.csv", rows(), ";", ","), data__natural_id="plant")
+    plain, german = (
+        task_of(
+            write(tmp_path / name, rows(classes=("no", "yes")), *marks), data__natural_id="plant"
+        )
+        for name, marks in (("a.csv", ()), ("b.csv", (";", ",")))
+    )
     np.testing.assert_array_equal(german.samples.x, plain.samples.x)
     assert any("decimal comma" in line for line in german.remarks(4))
+    assert (plain.num_outputs, plain.samples.classes) == (1, ("no", "yes")), "one logit for two"
 
 
 @pytest.mark.parametrize(
@@ -140,34 +139,28 @@ def test_messages_count_rows_as_the_file_does(column, value, message, tmp_path):
     lines = rows()
     lines[5][column] = value  # the header is row 1
     source = write(tmp_path / "t.csv", lines)
-    with pytest.raises(UserError, match=message):
-        task_of(source, data__natural_id="plant").check(4)
+    refused(lambda: task_of(source, data__natural_id="plant").check(4), message, UserError)
 
 
 def test_a_column_of_clients_is_suggested_and_none_are_invented(tmp_path):
     source = write(tmp_path / "t.csv", rows())
-    with pytest.raises(UserError, match=r"'plant' \(4 values\) looks like one.*natural-id=plant"):
-        assemble(with_defaults({"task": "tabular", "data.source": source, "device": "cpu"}))
+    refused(
+        lambda: assemble(
+            with_defaults({"task": "tabular", "data.source": source, "device": "cpu"})
+        ),
+        r"'plant' \(4 values\) looks like one.*natural-id=plant",
+        UserError,
+    )
     task = task_of(source, "classification", num_clients=5)
     assert any("'plant' (4 values) looks like one" in line for line in task.remarks(5))
-    dealt = task_of(source, data__partition="iid", num_clients=5)
-    assert len(dealt.partition(5)) == 5
+    assert len(task_of(source, data__partition="iid", num_clients=5).partition(5)) == 5
 
 
 def test_numbers_to_predict_use_the_same_reader(tmp_path):
-    source = write(tmp_path / "t.csv", rows())
-    task = task_of(
-        source, "regression", data__natural_id="plant", data__label="heat", num_clients=4
-    )
-    with pytest.raises(UserError, match="4 of 120 rows hold no value to predict"):
-        task.check(4)
+    given = {"data__natural_id": "plant", "data__label": "heat", "num_clients": 4}
+    task = task_of(write(tmp_path / "t.csv", rows()), "regression", **given)
+    refused(lambda: task.check(4), "4 of 120 rows hold no value to predict", UserError)
     lines = [line | {"heat": line["heat"] or "1"} for line in rows()]
-    task = task_of(
-        write(tmp_path / "full.csv", lines),
-        "regression",
-        data__natural_id="plant",
-        data__label="heat",
-        num_clients=4,
-    )
+    task = task_of(write(tmp_path / "full.csv", lines), "regression", **given)
     task.check(4)
     assert task.samples.numbers.used == ("shift=night", "label=bad", "label=best", "label=good")

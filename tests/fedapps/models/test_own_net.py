@@ -166,16 +166,6 @@ def net(name, shape=(1, 8, 8), seed=0):
     return build_model(name, shape, 10, seed)
 
 
-def test_it_is_found_in_the_current_folder_and_follows_from_the_seed(folder):
-    state = torch.random.get_rng_state()
-    first, again, other = net("my_nets:Small"), net("my_nets:Small"), net("my_nets:Small", seed=1)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert (first.head, first(torch.zeros(3, 1, 8, 8)).shape) == (("last.",), (3, 10))
-    for a, b, c in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-        assert not torch.equal(a, c)
-
-
 def test_it_gets_what_it_asks_for_and_no_more(folder):
     assert net("my_nets:by_seed", seed=7).seed == 7
     assert isinstance(net("my_nets:by_kwargs"), nn.Module)
@@ -229,7 +219,7 @@ def test_a_net_of_torchvision_by_its_name_there():
             "my_nets:wide",
             "does not take samples of shape \\(1, 8, 8\\): RuntimeError: .*mat1 and mat2",
         ),
-        ("my_nets:broken", "cannot be built: RuntimeError: no such layer$"),
+        ("my_nets:broken", "cannot be built: RuntimeError: no such layer .my_nets.py, line \\d+.$"),
         ("my_nets:Tuple", "for two samples its output in training is a tuple: it must be 10 logit"),
         ("my_nets:Frozen", "has no parameter that trains"),
         ("my_nets:Keeps", "cannot be trained: RuntimeError: Trying to backward through the graph"),
@@ -252,10 +242,12 @@ def test_mistakes_are_one_line(folder, name, said):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", ["lazy", "WeightNorm"])
-def test_other_nets_follow_from_the_seed(folder, name):
+@pytest.mark.parametrize("name", ["Small", "lazy", "WeightNorm"])
+def test_it_is_found_in_the_current_folder_and_follows_from_the_seed(folder, name):
+    state = torch.random.get_rng_state()
     first, again, other = (net(f"my_nets:{name}", seed=seed).state_dict() for seed in (0, 0, 1))
-    assert all(torch.equal(first[array], again[array]) for array in first)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert_arrays(first, again)
     assert not all(torch.equal(first[array], other[array]) for array in first)
 
 
@@ -268,20 +260,12 @@ def test_other_nets_follow_from_the_seed(folder, name):
 )
 def test_every_method_takes_an_unused_layer_a_mask_and_a_last_batch_of_one(folder, method):
     """217 samples of client 1 are nine batches of 24, and one."""
-    chosen = settings(
-        ("method", method),
-        ("model.name", "my_nets:Unused"),
-        ("num-clients", 4),
-        ("clients-per-round", 0),
-        ("train.batch-size", 24),
-        ("train.local-epochs", 1),
-        ("num-rounds", 2),
-        ("out", str(folder / "out")),
-    )
-    filled, *_ = parts = assemble(chosen)
-    assert any(len(parts[1].client_data(k, 4).train) % 24 == 1 for k in range(4))
-    start = parts[1].initial_arrays()
-    assert execute_inline(filled, parts=parts)["failures"] == 0
+    job = {"num_clients": 4, "clients_per_round": 0, "num_rounds": 2, "method": method}
+    job |= {"train__batch_size": 24, "train__local_epochs": 1, "out": str(folder / "out")}
+    parts = assemble(settings(model__name="my_nets:Unused", **job))
+    assert any(len(parts.task.client_data(k, 4).train) % 24 == 1 for k in range(4))
+    start = parts.task.initial_arrays()
+    assert execute_inline(parts.settings, parts=parts)["failures"] == 0
     end = load_file(folder / "out" / "model.safetensors")
     for name, rounding in (("mask", 0), ("hash", 0), ("other.weight", 1e-6), ("other.bias", 1e-6)):
         if name in end:  # a function has no arrays of these names
@@ -289,12 +273,12 @@ def test_every_method_takes_an_unused_layer_a_mask_and_a_last_batch_of_one(folde
 
 
 def test_batch_norm_with_batches_of_one_is_refused(folder):
-    one = ("train.batch-size", 1)
-    with pytest.raises(
-        UserError, match=r"train.batch-size = 1: .* cannot train on a single sample"
-    ):
-        assemble(settings(("model.name", "my_nets:Unused"), one))
-    assemble(settings(one))
+    assemble(settings(train__batch_size=1))
+    refused(
+        lambda: assemble(settings(model__name="my_nets:Unused", train__batch_size=1)),
+        r"train.batch-size = 1: .* cannot train on a single sample",
+        UserError,
+    )
 
 
 def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
@@ -313,13 +297,11 @@ def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
     assert {"filed.py", "sizes.json", "parts/bias.npy"} <= sent.keys()
     app = copy_app(folder / "app", sent)
     (folder / "elsewhere").mkdir()
+    code = (
+        "from fedapps.models.image_nets import build_model as b; b('filed:build', (1, 8, 8), 10, 0)"
+    )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from fedapps.models.image_nets import build_model\n"
-            "build_model('filed:build', (1, 8, 8), 10, 0)",
-        ],
+        [sys.executable, "-c", code],
         cwd=folder / "elsewhere",
         env=os.environ | {"PYTHONPATH": str(app)},
         capture_output=True,
@@ -327,23 +309,19 @@ def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
     )
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(beside, "MOST", 2)
-    with pytest.raises(
-        UserError, match=r"the net reads .*, and at most 2e-06 MB of files are sent"
-    ):
-        copy_app(folder / "again", sent)
+    message = "the net reads .*, and at most 2e-06 MB of files are sent"
+    refused(lambda: copy_app(folder / "again", sent), message, UserError)
 
 
 def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(folder):
-    config = {"model.name": "my_nets:Small", "task": "digits"}
     assert own_files({"model.name": "mlp"}) == {}
     net("my_nets:Small")
-    assert own_files(config) == {name: folder / name for name in ("my_nets.py", "my_layers.py")}
-    app = copy_app(folder / "app", own_files(config))
+    sent = own_files({"model.name": "my_nets:Small", "task": "digits"})
+    assert sent == {name: folder / name for name in ("my_nets.py", "my_layers.py")}
+    app = copy_app(folder / "app", sent)
     assert (app / "my_layers.py").read_text() == LAYERS
-    listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
-        "fab-include"
-    ]
-    assert {"my_nets.py", "my_layers.py", "/LICENSE"} <= set(listed)
+    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert {"my_nets.py", "my_layers.py", "/LICENSE"} <= set(about["fab-include"])
     assert not (app / "unused.py").exists()
 
 
@@ -352,49 +330,56 @@ def test_a_package_travels_as_one(folder):
     (folder / "zoo" / "__init__.py").write_text("")
     (folder / "zoo" / "nets.py").write_text(NETS)
     net("zoo.nets:Small")
-    assert set(own_files({"model.name": "zoo.nets:Small"})) >= {
-        "zoo/__init__.py",
-        "zoo/nets.py",
-        "my_layers.py",
-    }
+    sent = own_files({"model.name": "zoo.nets:Small"})
+    assert {"zoo/__init__.py", "zoo/nets.py", "my_layers.py"} <= sent.keys()
 
 
-def settings(*pairs):
-    return with_defaults(
-        {"method": "fedavg", "task": "digits", "model.name": "my_nets:Small", **dict(pairs)}
-    )
+def settings(**given):
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
+    job = {"method": "fedavg", "task": "digits", "model.name": "my_nets:Small"}
+    return with_defaults(job | given)
 
 
-def test_a_method_takes_it_with_its_head(folder):
-    filled, task, _ = assemble(settings(("method", "fedper")))
-    assert (filled.flat()["model.name"], task.work_model().head) == ("my_nets:Small", ("last.",))
-    refused(
-        lambda: assemble(settings(("method", "fedper"), ("model.name", "my_nets:by_seed"))),
-        r"model.head = '': 'my_nets:by_seed' declares no head: set it to one of 1, 2",
-        UserError,
-    )
-    _, task, _ = assemble(
-        settings(("method", "fedper"), ("model.name", "my_nets:by_seed"), ("model.head", "2"))
-    )
-    assert partial_sharing.head_of(task.work_model()) == ("2.",)
-    # a layer of this name is the head
-    for given, head in (("", ("head.",)), ("body.1", ("body.1.",))):
-        _, task, _ = assemble(
-            settings(("method", "fedper"), ("model.name", "my_nets:Headed"), ("model.head", given))
-        )
-        assert partial_sharing.head_of(task.work_model()) == head
-        assert task.work_model()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
-    refused(
-        lambda: assemble(settings(("model.pretrained", True))),
-        r"model.pretrained = true: there are no weights for 'my_nets:Small'",
-        UserError,
-    )
+@pytest.mark.parametrize(
+    ("name", "given", "head"),
+    [
+        ("Small", "", ("last.",)),
+        ("by_seed", "2", ("2.",)),
+        ("Headed", "", ("head.",)),  # a layer of this name is the head
+        ("Headed", "body.1", ("body.1.",)),
+    ],
+)
+def test_a_method_takes_it_with_its_head(folder, name, given, head):
+    chosen = settings(method="fedper", model__name=f"my_nets:{name}", model__head=given)
+    filled, task, _ = assemble(chosen)
+    assert filled.flat()["model.name"] == f"my_nets:{name}"
+    assert partial_sharing.head_of(task.work_model()) == head
+    assert task.work_model()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"method": "fedper", "model__name": "my_nets:by_seed"},
+            "model.head = '': 'my_nets:by_seed' declares no head: set it to one of 1, 2",
+        ),
+        (
+            {"model__pretrained": True},
+            "model.pretrained = true: there are no weights for 'my_nets:Small'",
+        ),
+        ({"model__weights": "none.safetensors"}, "there is no such file"),
+        ({"model__weights": "my_nets.py"}, "is not a safetensors file"),
+    ],
+)
+def test_what_it_has_not_is_refused(folder, given, said):
+    refused(lambda: assemble(settings(**given)), said, UserError)
 
 
 def test_a_run_starts_from_the_weights_of_a_file(folder):
     given = net("my_nets:Small", seed=5).state_dict()
     save_file(given, "start.safetensors")
-    chosen = settings(("model.weights", "start.safetensors"))
+    chosen = settings(model__weights="start.safetensors")
     assert Path(chosen.model.weights) == folder / "start.safetensors"
     arrays = build_task(chosen).initial_arrays()
     assert list(arrays) == list(given)
@@ -403,47 +388,27 @@ def test_a_run_starts_from_the_weights_of_a_file(folder):
     assert not torch.equal(drawn, given["last.weight"])  # a client's own model is its own
 
 
-def changed(**changes):
-    state = {**net("my_nets:Small").state_dict(), **changes}
-    return {name: value for name, value in state.items() if value is not None}
-
-
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("change", "said"),
     [
-        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model needs"),
+        ({"last.bias": None}, "has no array 'last.bias', which the model needs"),
+        ({"extra": torch.zeros(2)}, "has an array 'extra', which the model does not have"),
         (
-            lambda: changed(extra=torch.zeros(2)),
-            "has an array 'extra', which the model does not have",
-        ),
-        (
-            lambda: changed(**{"last.bias": torch.zeros(3)}),
+            {"last.bias": torch.zeros(3)},
             r"array 'last.bias' has shape \(3,\), but the model's array has \(10,\)",
         ),
         (
-            lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}),
+            {"last.bias": torch.full((10,), torch.nan)},
             "array 'last.bias' holds values that are not finite",
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(folder, make, said):
-    save_file(make(), "start.safetensors")
+def test_weights_that_do_not_fit_are_refused(folder, change, said):
+    arrays = {**net("my_nets:Small").state_dict(), **change}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    save_file(arrays, "start.safetensors")
     refused(
-        lambda: assemble(settings(("model.weights", "start.safetensors"))),
+        lambda: assemble(settings(model__weights="start.safetensors")),
         f"^model.weights = .*: {said}",
-        UserError,
-    )
-
-
-def test_what_is_no_file_of_weights_is_refused(folder):
-    refused(
-        lambda: assemble(settings(("model.weights", "none.safetensors"))),
-        "there is no such file",
-        UserError,
-    )
-    Path("start.safetensors").write_text("text")
-    refused(
-        lambda: assemble(settings(("model.weights", "start.safetensors"))),
-        "is not a safetensors file",
         UserError,
     )

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from fedapps.clients import partial_sharing
-from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
-from fedapps.runs.execution import execute
+from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import refused
+from tests.helpers import assert_arrays, refused
 
 VIT = {
     "model_type": "vit",
@@ -83,9 +82,7 @@ def test_it_takes_the_samples_of_the_data_and_follows_from_the_seed(library, fol
     assert torch.equal(torch.random.get_rng_state(), state)
     assert first(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
     assert build_model(name, (1, 8, 12), 5, 0)(torch.zeros(2, 1, 8, 12)).shape == (2, 5)
-    assert [a.tolist() for a in first.state_dict().values()] == [
-        a.tolist() for a in again.state_dict().values()
-    ]
+    assert_arrays(first.state_dict(), again.state_dict())
     assert not torch.equal(first.net.classifier.weight, other.net.classifier.weight)
     assert first.head == ("net.classifier.",)
 
@@ -96,35 +93,22 @@ def test_a_type_alone_is_its_default_net(library):
 
 
 def test_a_run_of_a_personalised_method(library, folder, tmp_path):
-    name = folder("vit", VIT)
-    config = {
-        "method": "fedper",
-        "model.name": name,
-        "num-clients": 3,
-        "clients-per-round": 0,
-        "num-rounds": 2,
-        "out": str(tmp_path / "o"),
-    }
-    settings, task, _ = assemble(with_defaults({**config, "train.local-epochs": 1}))
-    assert settings.model.name == f"transformers:{tmp_path}/vit"  # workers are elsewhere
-    assert partial_sharing.head_of(task.work_model()) == ("net.classifier.",)
-    from fedapps.runs.client_app import app
-
-    summary = execute(settings, InlineGrid(app, 3, settings.flat()))
-    assert (summary["status"], summary["failures"]) == ("completed", 0)
+    job = {"method": "fedper", "num-clients": 3, "clients-per-round": 0, "num-rounds": 2}
+    job |= {"model.name": folder("vit", VIT), "out": str(tmp_path / "o"), "train.local-epochs": 1}
+    parts = assemble(with_defaults(job))
+    assert parts.settings.model.name == f"transformers:{tmp_path}/vit"  # workers are elsewhere
+    assert partial_sharing.head_of(parts.task.work_model()) == ("net.classifier.",)
+    assert execute_inline(parts.settings, parts=parts)["failures"] == 0
 
 
 def test_pretrained_weights_are_those_of_the_folder_all_but_the_head(library, folder, tmp_path):
     name = folder("vit", VIT | {"image_size": 8, "num_channels": 1})
-    kept = library.AutoModelForImageClassification.from_config(
-        library.AutoConfig.from_pretrained(tmp_path / "vit")
-    )
+    config = library.AutoConfig.from_pretrained(tmp_path / "vit")
+    kept = library.AutoModelForImageClassification.from_config(config)
     kept.save_pretrained(tmp_path / "vit")
-    net = build_model(name, (1, 8, 8), 7, 0, pretrained=True)
+    net, same = (build_model(name, (1, 8, 8), 7, 0, pretrained=True) for _ in range(2))
     assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 7)  # the file's head has two outputs
-    for key, array in kept.base_model.state_dict().items():
-        assert torch.equal(net.net.base_model.state_dict()[key], array)
-    same = build_model(name, (1, 8, 8), 7, 0, pretrained=True)
+    assert_arrays(net.net.base_model.state_dict(), kept.base_model.state_dict())
     assert torch.equal(net.net.classifier.weight, same.net.classifier.weight)
     refused(
         lambda: build_model(name, (3, 8, 8), 7, 0, pretrained=True),
@@ -182,61 +166,30 @@ def test_mistakes_are_one_line(library, folder, name, said):
 
 
 def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
-    name = folder("gpt", GPT2)
-    settings, task, _ = assemble(
-        with_defaults(
-            {
-                **TEXT,
-                "model.name": name,
-                "num-rounds": 2,
-                "out": str(tmp_path / "o"),
-                "clients-per-round": 0,
-            }
-        )
-    )
+    job = {**TEXT, "model.name": folder("gpt", GPT2), "out": str(tmp_path / "o")}
+    parts = assemble(with_defaults(job))
     tokens = torch.randint(0, 98, (2, 20))
-    net = task.model_fn(0).eval()
+    net = parts.task.model_fn(0).eval()
     out = net(tokens)
     assert out.shape == (2, 20, 98)
     other = tokens.clone()
     other[:, 10] = (other[:, 10] + 1) % 98
     # what comes later is not seen
     assert torch.allclose(net(other)[:, :10], out[:, :10], atol=1e-6)
-    from fedapps.runs.client_app import app
-
-    summary = execute(settings, InlineGrid(app, 2, settings.flat()))
-    assert (summary["status"], summary["failures"]) == ("completed", 0)
+    assert execute_inline(parts.settings, parts=parts)["failures"] == 0
 
 
 def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
-    name = folder(
-        "bert",
-        {
-            "model_type": "bert",
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        },
-    )
-    for call, message in (
+    sizes = {key: VIT[key] for key in ("hidden_size", "intermediate_size")}
+    layers = {key: VIT[key] for key in ("num_hidden_layers", "num_attention_heads")}
+    bert, gpt = folder("bert", {"model_type": "bert", **sizes, **layers}), folder("gpt", GPT2)
+    for given, message in (
+        ({"model.name": bert}, "sees the characters that it must predict"),
+        ({"model.name": gpt, "text.length": 40}, "does not take texts of 40 characters"),
         (
-            lambda: build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays(),
-            "sees the characters that it must predict",
-        ),
-        (
-            lambda: build_task(
-                with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
-            ).initial_arrays(),
-            "does not take texts of 40 characters",
-        ),
-        (
-            lambda: build_task(
-                with_defaults(
-                    {**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"}
-                )
-            ).initial_arrays(),
+            {"model.name": gpt, "model.pretrained": True},
             r"model\.pretrained = true: the 98 characters of task 'text'",
         ),
     ):
-        refused(call, message, UserError)
+        task = build_task(with_defaults({**TEXT, **given}))
+        refused(task.initial_arrays, message, UserError)

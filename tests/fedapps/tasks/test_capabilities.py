@@ -3,7 +3,6 @@ import pytest
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.tasks import capabilities
-from fedapps.tasks.base import TorchTask
 from fedapps.tasks.capabilities import (
     DeclaresOrigin,
     HasNaturalClients,
@@ -44,17 +43,3 @@ def test_a_task_declares_what_it_can_do(task, method, kinds):
         build_task(read_settings({"task": task, "method": method, "num-clients": 4}))
     ) - {"HasGroups"}
     assert found == {kind.__name__ for kind in kinds}
-
-
-def test_a_task_with_no_more_than_a_task_needs_declares_nothing_else():
-    class Least:
-        name = "least"
-
-        def check(self, num_clients):
-            pass
-
-        def initial_arrays(self):
-            return {}
-
-    assert declared(Least()) == set()
-    assert isinstance(TorchTask.__new__(TorchTask), HasNet)

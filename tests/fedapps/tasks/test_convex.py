@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from fedapps.algorithms.frank_wolfe.objectives import QuadraticAssignment
-from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.convex import chr12a
 from tests.helpers import refused, run_inline
@@ -28,12 +28,12 @@ def task_of(name, **settings):
 def whole(task, x, n):
     """Return value and gradient of sum_i f_i."""
     problems = [task.problem(k, n) for k in range(n)]
-    gradients = [p.gradient(x) for p in problems]
     total = np.zeros(task.domain.shape)
-    for gradient in gradients:
-        gradient.add_to(total, 1.0) if hasattr(gradient, "add_to") else np.add(
-            total, gradient, out=total
-        )
+    for gradient in (p.gradient(x) for p in problems):
+        if hasattr(gradient, "add_to"):
+            gradient.add_to(total, 1.0)
+        else:
+            total += gradient
     return sum(p.value(x) for p in problems), total
 
 
@@ -106,54 +106,50 @@ def test_observations_are_dealt_once_and_test_ones_never_trained_on():
         assert task.domain.radius == pytest.approx(radius)
 
 
+SMALL = {
+    "data__source": "ratings",
+    "matrix_completion__rows": 60,
+    "matrix_completion__columns": 50,
+}
+
+
 def test_a_client_may_be_a_user_or_several():
     """Every observation has one client, all of a user's the same; the test observations
     are those of even dealing; errors are pooled, not averaged over unequal clients.
     """
-    given = {
-        "data__source": "ratings",
-        "matrix_completion__rows": 60,
-        "matrix_completion__columns": 50,
-        "matrix_completion__observations": 900,
-    }
-    even, task = (
-        task_of("matrix-completion", **given, matrix_completion__partition=how)
-        for how in ("iid", "users")
-    )
+
+    def dealt(how, **more):
+        given = {**SMALL, "matrix_completion__observations": 900, **more}
+        return task_of("matrix-completion", **given, matrix_completion__partition=how)
+
+    def observations(clients, part):
+        return sorted(one for c in clients for one in zip(*getattr(c, part), strict=True))
+
+    def error(task, clients):
+        x = np.zeros(task.domain.shape)
+        scores = [client.score(x) for client in clients]
+        means = {name: np.mean([score[name] for score in scores]) for name in scores[0]}
+        return task.measure(x + np.eye(*x.shape), means, 7)["rmse"]
+
+    even, task, other_seed = dealt("iid"), dealt("users"), dealt("users", seed=1)
     task.check(7)
-    clients, scored = [task.problem(k, 7) for k in range(7)], {}
+    evenly, clients = ([t.problem(k, 7) for k in range(7)] for t in (even, task))
     users = [{*client.train.rows, *client.test.rows} for client in clients]
     assert sum(map(len, users)) == len(set.union(*users))
     assert max(map(len, users)) - min(map(len, users)) <= 1
-    for part in ("train", "test"):
-        dealt = [
-            sorted(
-                (row, column, value)
-                for k in range(7)
-                for row, column, value in zip(*getattr(way.problem(k, 7), part), strict=True)
-            )
-            for way in (even, task)
-        ]
-        assert dealt[0] == dealt[1]
-    x = np.zeros(task.domain.shape)
-    for way in (even, task):
-        scores = [way.problem(k, 7).score(x) for k in range(7)]
-        means = {name: np.mean([score[name] for score in scores]) for name in scores[0]}
-        scored[way] = way.measure(x + np.eye(*x.shape), means, 7)["rmse"]
-    assert scored[even] == pytest.approx(scored[task], rel=1e-2)  # clients clip to their range
-    seen = task_of("matrix-completion", **given, matrix_completion__partition="users", seed=1)
-    assert {*seen.problem(0, 7).train.rows} != {*clients[0].train.rows}
+    assert observations(evenly, "train") == observations(clients, "train")
+    assert observations(evenly, "test") == observations(clients, "test")
+    # clients clip to their range
+    assert error(even, evenly) == pytest.approx(error(task, clients), rel=1e-2)
+    assert {*other_seed.problem(0, 7).train.rows} != {*clients[0].train.rows}
     refused(
         lambda: task.check(61), r"num-clients = 61, but .* has (60|5\d) users to deal", UserError
     )
 
 
 def test_a_user_without_training_observations_is_reported():
-    task = task_of(
-        "matrix-completion", data__source="ratings", matrix_completion__partition="users",
-        matrix_completion__rows=60, matrix_completion__columns=50,
-        matrix_completion__observations=100,
-    )  # fmt: skip
+    few = {"matrix_completion__partition": "users", "matrix_completion__observations": 100}
+    task = task_of("matrix-completion", **SMALL, **few)
     users = len(np.unique(task.observed.rows))
     refused(
         lambda: task.check(users), rf"client \d+ of {users} has no training observations", UserError
@@ -164,8 +160,7 @@ def test_generated_ratings_look_like_those_of_films():
     """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of
     them, as in the largest public tables.
     """
-    task = task_of("matrix-completion", data__source="ratings")
-    o = task.observed
+    o = task_of("matrix-completion", data__source="ratings").observed
     assert (o.shape, len(o.values), set(o.values)) == ((943, 1682), 100_000, {1, 2, 3, 4, 5})
     for at, size in ((o.rows, 943), (o.columns, 1682)):
         counts = np.sort(np.bincount(at, minlength=size))[::-1]
@@ -175,8 +170,7 @@ def test_generated_ratings_look_like_those_of_films():
 
 def test_generated_ratings_do_not_depend_on_the_processor(monkeypatch):
     """The order of a partition does: vectors of another width leave another one."""
-    sizes = {f"matrix_completion__{key}": n for key, n in (("rows", 60), ("columns", 90))}
-    numbers = {"data__source": "ratings", **sizes, "matrix_completion__observations": 500}
+    numbers = {**SMALL, "matrix_completion__observations": 500}
     one = task_of("matrix-completion", **numbers).observed
     partition = np.argpartition
     monkeypatch.setattr(
@@ -209,22 +203,16 @@ def test_samples_of_sparse_logistic_are_dealt_once():
 def ratings(folder, **columns):
     rng = np.random.default_rng(0)
     places = rng.permutation(30 * 20)[:300]
-    table = {
-        "user_id": places // 20 + 1,
-        "movie_id": places % 20 + 1,
-        "rating": rng.integers(1, 6, 300),
-    } | columns
-    folder.mkdir(exist_ok=True)
-    pd.DataFrame(table).to_csv(folder / "train.csv", index=False)
+    table = {"user_id": places // 20 + 1, "movie_id": places % 20 + 1}
+    table["rating"] = rng.integers(1, 6, 300)
+    folder.mkdir()
+    pd.DataFrame(table | columns).to_csv(folder / "train.csv", index=False)
     return str(folder)
 
 
 def test_ratings_of_a_folder(tmp_path):
-    task = task_of(
-        "matrix-completion",
-        data__source=ratings(tmp_path / "r"),
-        matrix_completion__radius=50.0,
-    )
+    source = ratings(tmp_path / "r")
+    task = task_of("matrix-completion", data__source=source, matrix_completion__radius=50.0)
     assert task.domain.shape == (30, 20)
     assert sorted(np.unique(task.observed.values)) == [1, 2, 3, 4, 5]
     assert sum(task.problem(k, 4).num_examples for k in range(4)) == 240
@@ -266,50 +254,51 @@ def test_ratings_of_a_folder(tmp_path):
     ],
 )
 def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, tmp_path):
-    source = ratings(tmp_path / "r", **columns)
-    given = {
-        f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()
+    given = {"data__source": ratings(tmp_path / "r", **columns)}
+    given |= {
+        f"matrix_completion__{key}": one for key, one in ({"radius": 50.0} | settings).items()
     }
-    refused(
-        lambda: task_of("matrix-completion", data__source=source, **given).domain,
-        re.escape(message),
-        UserError,
-    )
+    refused(lambda: task_of("matrix-completion", **given).domain, re.escape(message), UserError)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "message"),
     [
-        (["task=lasso", "lasso.radius=-1"], "lasso.radius = -1"),
-        (["task=lasso", "lasso.sparsity=500"], "lasso.sparsity = 500: choose a value in [1, 400]"),
+        ({"task": "lasso", "lasso.radius": -1}, "lasso.radius = -1"),
         (
-            ["task=lasso", "--nodes", "201"],
+            {"task": "lasso", "lasso.sparsity": 500},
+            "lasso.sparsity = 500: choose a value in [1, 400]",
+        ),
+        (
+            {"task": "lasso", "num-clients": 201},
             "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200",
         ),
-        (["task=sparse-logistic", "sparse-logistic.radius=0"], "sparse-logistic.radius = 0"),
-        (["task=qap", "data.source=/no/such.dat"], "data.source = '/no/such.dat': cannot be read"),
-        (["task=constrained-classification", "constraint.ball=l3"], "constraint.ball = 'l3'"),
-        (["fedfw.schedule=convexe"], "fedfw.schedule = 'convexe': did you mean 'convex'"),
+        ({"task": "sparse-logistic", "sparse-logistic.radius": 0}, "sparse-logistic.radius = 0"),
         (
-            ["method=projected-fedavg", "task=qap"],
+            {"task": "qap", "data.source": "/no/such.dat"},
+            "data.source = '/no/such.dat': cannot be read",
+        ),
+        (
+            {"task": "constrained-classification", "constraint.ball": "l3"},
+            "constraint.ball = 'l3'",
+        ),
+        ({"fedfw.schedule": "convexe"}, "fedfw.schedule = 'convexe': did you mean 'convex'"),
+        (
+            {"method": "projected-fedavg", "task": "qap"},
             "Birkhoff has no projection: choose method = 'fedfw' or 'fedfw-plus'",
         ),
         (
-            ["task=digits"],
+            {"task": "digits"},
             "task = 'digits': this method runs on lasso, sparse-logistic, matrix-completion, qap",
         ),
     ],
 )
-def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
-    assert (
-        main(
-            ["run", "--engine", "inline", "method=fedfw", *arguments, "--out", str(tmp_path / "r")]
-        )
-        == 2
+def test_mistakes_in_the_settings(settings, message):
+    refused(
+        lambda: assemble(with_defaults({"method": "fedfw", **settings})),
+        re.escape(message),
+        UserError,
     )
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["2\n1 2 3 4 5 6 7", "1 2\n3 4", "2\n1 2 3 4 5 6 7 x", ""])

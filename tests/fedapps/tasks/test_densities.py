@@ -1,12 +1,10 @@
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedapps.clients.families.ensemble_data import DensityData
-from fedapps.data.corpus import count_words, generate, read_corpus, words
+from fedapps.data.corpus import generate, words
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
@@ -15,6 +13,7 @@ from fedapps.settings.settings import Settings
 from fedapps.tasks.base_predictors import divide, label_sets, recipes
 from fedapps.tasks.options import EnsembleOptions, PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import Library
+from tests.data_folders import write_play
 from tests.helpers import refused
 
 
@@ -108,22 +107,12 @@ def test_words_follow_the_paper_s_rule():
     assert words(" -- ... ") == []
 
 
-def write_play(folder, train, test, columns=("character_id", "text")):
-    import datasets
-
-    folder.mkdir(exist_ok=True)
-    for split, rows in (("train", train), ("test", test)):
-        records = [dict(zip(columns, row, strict=True)) for row in rows]
-        datasets.Dataset.from_list(records).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return folder
-
-
 @pytest.fixture
 def play(tmp_path):
     train = [("B", "To be, or not to be!"), ("A", "No. No? Yes"), ("C", "...")]
     train += [("B", "to sleep")]
     test = [("A", "yes, perchance to dream; no"), ("B", "be sleep"), ("D", "nobody")]
-    return write_play(tmp_path / "play", train, test)
+    return write_play(tmp_path / "play", train=train, test=test)
 
 
 def test_a_folder_becomes_unigram_models_over_the_training_words(play):
@@ -158,6 +147,7 @@ def test_fewer_clients_use_the_first_roles_and_their_words_only(play):
 
 
 def test_texts_that_cannot_be_read_are_named(play, tmp_path):
+    (tmp_path / "empty").mkdir()
     for call, message in (
         (
             lambda: unigram(play, num_clients=3).check(3),
@@ -168,19 +158,17 @@ def test_texts_that_cannot_be_read_are_named(play, tmp_path):
             r"unigram\.role = 'speaker': .* has the columns character_id, text",
         ),
         (lambda: unigram(tmp_path / "missing").check(2), r"data\.source = .*no such folder"),
+        (
+            lambda: unigram(tmp_path / "empty").check(2),
+            r"data\.source = .*'train' cannot be read",
+        ),
     ):
         refused(call, message, UserError)
-    (tmp_path / "empty").mkdir()
-    refused(
-        lambda: unigram(tmp_path / "empty").check(2),
-        r"data\.source = .*'train' cannot be read",
-        UserError,
-    )
 
 
 def test_a_role_without_test_text_is_scored_on_its_training_text(tmp_path):
-    folder = write_play(tmp_path / "two", [("A", "a b"), ("B", "b")], [("A", "b")])
-    data = unigram(folder).client_data(1, 2)
+    train, test = [("A", "a b"), ("B", "b")], [("A", "b")]
+    data = unigram(write_play(tmp_path / "two", train=train, test=test)).client_data(1, 2)
     assert data.test is data.train
     assert data.num_test == 1
 
@@ -195,15 +183,6 @@ def test_the_generated_corpus_needs_nothing_and_grows_with_the_clients():
     assert all(
         large[part][role] == counts for part in (0, 1) for role, counts in small[part].items()
     )
-
-
-def test_counting_is_kept_for_the_process():
-    read_corpus.cache_clear()
-    assert unigram(num_clients=5).corpus is unigram(num_clients=5).corpus
-    assert count_words([("A", "x y"), ("B", "x"), ("A", "x")]) == {
-        "A": Counter(x=2, y=1),
-        "B": Counter(x=1),
-    }
 
 
 def test_a_library_from_elsewhere_must_fit_the_task():
@@ -222,49 +201,45 @@ def test_a_library_from_elsewhere_must_fit_the_task():
         refused(call, message, UserError)
 
 
-SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"
-
-
-@pytest.mark.skipif(
-    not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare"
-)
-def test_shakespeare_has_its_715_roles():
-    task = unigram(SHAKESPEARE.resolve())
-    assert len(task.corpus.roles) == 715
-    assert sum(c.num_examples for c in task.corpus.train) == 430_789
-    assert len(task.corpus.vocabulary) == 20_343
-    task.library().check_densities()
-
-
 # --- ensemble-classification ----------------------------------------------------------
 
 
 def ensemble(seed=0, num_clients=4, **options):
-    problem = EnsembleOptions(**({"predictors": 5, "epochs": 5} | options))
-    data = DataOptions(partition="iid")
     return build_task(
         Settings(
             task="ensemble-classification",
             seed=seed,
             num_clients=num_clients,
-            data=data,
-            problem=problem,
+            data=DataOptions(partition="iid"),
+            problem=EnsembleOptions(**({"predictors": 5, "epochs": 5} | options)),
         )
     )
 
 
+FLAWED = EnsembleOptions(kind="flawed", predictors=5)
+
+
+def predicted(task):
+    """The name, the probabilities and the labels of every net on a client's tests."""
+    library, data = task.library(), task.client_data(0, 4)
+    found = data.probabilities(library.take(range(5)), data.test)
+    return [
+        (name, own, data.test.y.numpy()) for name, own in zip(library.names, found, strict=True)
+    ]
+
+
 def test_no_client_holds_a_sample_that_a_net_was_trained_on():
     images = read_samples(DataOptions())
-    mine, rest = divide(images, 0.3, 0)
-    assert len(mine.labels) + len(rest.labels) == len(images.labels)
-    assert len(mine.labels) == pytest.approx(0.3 * len(images.labels), abs=5)
 
     def rows(part):
         return Counter(zip((p.tobytes() for p in part.x), part.labels.tolist(), strict=True))
 
-    # together exactly the whole set, so nothing lies in both
-    assert rows(mine) + rows(rest) == rows(images)
-    np.testing.assert_array_equal(np.unique(mine.labels), np.arange(10))
+    for share in (0.3, 0.0):
+        mine, rest = divide(images, share, 0)
+        assert len(mine.labels) == pytest.approx(share * len(images.labels), abs=5 * (share > 0))
+        # together exactly the whole set, so nothing lies in both
+        assert rows(mine) + rows(rest) == rows(images)
+        assert len(np.unique(mine.labels)) == (10 if share else 0)
 
 
 def test_labels_are_covered_evenly():
@@ -284,48 +259,37 @@ def test_libraries_as_one_finds_them():
     """Who knows what: a third know much and the others one label; copies of the first
     one; half are wrong.
     """
-    unequal = recipes("unequal", 10, 3, 10, 0)
-    assert [len(labels) for labels, _ in unequal] == [6] * 4 + [1] * 6
-    overlapping = recipes("overlapping", 10, 3, 10, 0)
-    assert set(np.concatenate([labels for labels, _ in overlapping[:4]])) == set(range(10))
-    assert all((labels == overlapping[0][0]).all() for labels, _ in overlapping[4:])
-    assert [shift for _, shift in recipes("flawed", 10, 3, 5, 0)] == [0, 0, 0, 1, 1]
-    for kind in ("even", "unequal", "overlapping"):
-        assert not any(shift for _, shift in recipes(kind, 10, 3, 10, 0))
-        assert set(np.concatenate([labels for labels, _ in recipes(kind, 10, 3, 10, 0)])) == set(
-            range(10)
-        )
+    found = {
+        kind: recipes(EnsembleOptions(kind=kind), 10, 0)
+        for kind in ("even", "unequal", "overlapping")
+    }
+    for kind, nets in found.items():
+        assert not any(shift for _, shift in nets), kind
+        assert set(np.concatenate([labels for labels, _ in nets])) == set(range(10)), kind
+    assert [len(labels) for labels, _ in found["unequal"]] == [6] * 4 + [1] * 6
+    first, *others = (labels for labels, _ in found["overlapping"])
+    assert set(np.concatenate([first, *others[:3]])) == set(range(10))
+    assert all((labels == first).all() for labels in others[3:])
+    assert [shift for _, shift in recipes(FLAWED, 10, 0)] == [0, 0, 0, 1, 1]
 
 
 def test_a_flawed_net_answers_with_the_next_class():
-    task = ensemble(kind="flawed")
-    library, data = task.library(), task.client_data(0, 4)
-    probabilities, labels = (
-        data.probabilities(library.take(range(5)), data.test),
-        data.test.y.numpy(),
-    )
-    sets = recipes("flawed", 10, 3, 5, 0)
-    for own, (known, shift), name in zip(probabilities, sets, library.names, strict=True):
-        mine = np.isin(labels, known)
-        assert (own.argmax(1) == (labels + shift) % 10)[mine].mean() > 0.8
+    sets = recipes(FLAWED, 10, 0)
+    nets = predicted(ensemble(kind="flawed"))
+    for (name, own, labels), (known, shift) in zip(nets, sets, strict=True):
+        assert (own.argmax(1) == (labels + shift) % 10)[np.isin(labels, known)].mean() > 0.8
         assert name.endswith("as the next class") == bool(shift)
 
 
 def test_nets_know_their_own_labels_and_are_the_same_for_a_seed():
     task = ensemble()
-    library = task.library()
-    assert library.q == 5
-    again = ensemble().library()
-    assert [library.hash_of(k) for k in range(library.q)] == [
-        again.hash_of(k) for k in range(again.q)
-    ]
-    assert library.hash_of(0) != ensemble(seed=1).library().hash_of(0)
-    data = task.client_data(0, 4)
-    probabilities, labels = (
-        data.probabilities(library.take(range(5)), data.test),
-        data.test.y.numpy(),
+    hashes, again, other = (
+        [library.hash_of(k) for k in range(library.q)]
+        for library in (task.library(), ensemble().library(), ensemble(seed=1).library())
     )
-    for name, own in zip(library.names, probabilities, strict=True):
+    assert hashes == again
+    assert (len(hashes), set(hashes) & set(other)) == (5, set())
+    for name, own, labels in predicted(task):
         known = np.isin(labels, [int(label) for label in name.partition(":")[2].split(",")])
         hit = own.argmax(1) == labels
         assert hit[known].mean() > 0.8

@@ -1,21 +1,17 @@
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import NEXT_TOKEN, next_token
-from fedapps.engines.inline import InlineGrid
+from fedapps.data.corpus import generate, words
 from fedapps.errors import UserError
 from fedapps.models.text_nets import SIZES, build_lstm
 from fedapps.runs.assembly import build_task
-from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
-from tests.helpers import refused, rounds_of
+from tests.data_folders import write_play
+from tests.helpers import assert_arrays, refused, rounds_of, run_inline
 
 
 def text(num_clients=0, model="auto", **options):
@@ -27,22 +23,11 @@ def text(num_clients=0, model="auto", **options):
     )
 
 
-def write_play(folder, train, test, columns=("character_id", "text")):
-    import datasets
-
-    folder.mkdir(exist_ok=True)
-    for split, rows in (("train", train), ("test", test)):
-        records = [dict(zip(columns, row, strict=True)) for row in rows]
-        datasets.Dataset.from_list(records).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return str(folder)
-
-
 @pytest.fixture
 def play(tmp_path):
     train = [("B", "To be,"), ("A", "No. No? Yes"), ("C", "..."), ("B", "or not"), ("E", "x")]
-    return write_play(
-        tmp_path / "play", train, [("A", "yes"), ("B", "to be"), ("C", "?"), ("D", "nobody")]
-    )
+    test = [("A", "yes"), ("B", "to be"), ("C", "?"), ("D", "nobody")]
+    return write_play(tmp_path / "play", train=train, test=test)
 
 
 # --- tokens ---------------------------------------------------------------------------
@@ -57,8 +42,7 @@ def test_the_vocabulary_is_printable_ascii_and_three_more():
 
 @pytest.mark.parametrize("n", [2, 5, 6, 7, 11, 12])
 def test_targets_are_one_character_ahead_and_cover_the_text_once(n):
-    tokens = np.arange(10, 10 + n).astype(np.uint8)
-    x, y = sequences(tokens, 5)
+    x, y = sequences(np.arange(10, 10 + n).astype(np.uint8), 5)
     assert x.shape == y.shape == (-(-(n - 1) // 5), 5)
     pairs = [(int(a), int(b)) for a, b in zip(x.flatten(), y.flatten(), strict=True) if b]
     assert pairs == [(t, t + 1) for t in range(10, 9 + n)]
@@ -97,12 +81,11 @@ def test_loss_and_scores_are_over_the_targets_that_count(special):
                 row = logits[i, place]
                 losses.append(float(torch.logsumexp(row, 0) - row[target]))
                 hits.append(int(row.argmax()) == target)
-    objective = next_token(special)
-    assert float(objective.loss(logits, y)) == pytest.approx(np.mean(losses))
+    loss, objective = np.mean(losses), next_token(special)
+    assert float(objective.loss(logits, y)) == pytest.approx(loss)
     scores = objective.score(Given(logits), Split(x, y))
-    assert scores["loss"] == pytest.approx(np.mean(losses))
-    assert scores["accuracy"] == pytest.approx(np.mean(hits))
-    assert scores["perplexity"] == pytest.approx(np.exp(np.mean(losses)))
+    wanted = {"loss": loss, "accuracy": np.mean(hits), "perplexity": np.exp(loss)}
+    assert {name: scores[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_padding_changes_nothing():
@@ -115,12 +98,12 @@ def test_padding_changes_nothing():
     assert NEXT_TOKEN.score(Given(logits), Split(x, y)) == NEXT_TOKEN.score(
         Given(other), Split(x, y)
     )
-    model, tokens = (
-        build_lstm(VOCABULARY, 4, 6, 1, seed=0),
-        np.random.default_rng(0).integers(3, VOCABULARY, 12).astype(np.uint8),
+    model = build_lstm(VOCABULARY, 4, 6, 1, seed=0)
+    tokens = np.random.default_rng(0).integers(3, VOCABULARY, 12).astype(np.uint8)
+    plain, padded = (
+        NEXT_TOKEN.loss(model(x), y).item()
+        for x, y in (sequences(tokens, length) for length in (11, 40))
     )
-    short, long = ([t.clone() for t in sequences(tokens, length)] for length in (11, 40))
-    padded, plain = (NEXT_TOKEN.loss(model(x), y).item() for x, y in (long, short))
     assert padded == pytest.approx(plain)
     refused(
         lambda: NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y))),
@@ -160,11 +143,10 @@ def test_a_place_sees_nothing_of_what_comes_after_it():
 
 
 def test_the_seed_decides_the_weights_and_nothing_else_does():
-    torch.manual_seed(1)
     state = torch.random.get_rng_state()
     first, again, other = (build_lstm(20, 4, 8, 1, seed).state_dict() for seed in (5, 5, 6))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert_arrays(first, again)
     assert not any(torch.equal(first[key], other[key]) for key in first)
 
 
@@ -184,40 +166,38 @@ def test_a_folder_becomes_sequences_of_each_role(play):
 
 
 def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on(play):
-    plain, chosen = (
-        text(source=play, length=4, validation=0.3, score_on=part).client_data(1, 2)
-        for part in ("test", "validation")
-    )
+    def data(validation, score_on="test"):
+        task = text(source=play, length=4, validation=validation, score_on=score_on)
+        return task.client_data(1, 2)
+
+    plain, chosen = data(0.3), data(0.3, "validation")
     assert torch.equal(chosen.test.x, plain.validation.x)
     assert torch.equal(chosen.test.y, plain.validation.y)
     assert torch.equal(chosen.train.x, plain.train.x)
     assert not torch.equal(plain.test.x, plain.validation.x)
-    half = text(source=play, length=4, validation=0.6, score_on="held-out").client_data(1, 2)
-    whole = text(source=play, length=4, validation=0.6).client_data(1, 2).validation
+    half, whole = data(0.6, "held-out"), data(0.6).validation
     assert len(whole) > 1
     assert torch.equal(half.test.x, whole.x[::2])
     assert torch.equal(half.validation.x, whole.x[1::2])
     refused(
-        lambda: text(source=play, score_on="validation"),
+        lambda: data(0.0, "validation"),
         r"text\.score-on = 'validation': needs .* set validation",
         UserError,
     )
 
 
 def test_the_end_of_a_role_is_kept_for_validation(play):
-    whole, split = (
-        text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3)
+    whole, split, most = (
+        text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3, 0.9)
     )
     assert [len(part) for part in (split.train, split.validation, split.test)] == [2, 1, 1]
     for part in ("x", "y"):
         joined = torch.cat([getattr(split.train, part), getattr(split.validation, part)])
         assert torch.equal(joined, getattr(whole.train, part))
     assert torch.equal(split.test.x, whole.test.x)
-    most = text(source=play, length=4, validation=0.9).client_data(1, 2)
     assert (len(most.train), len(most.validation)) == (1, 2)
     short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
     assert (len(short.train), short.validation is short.train) == (1, True)
-    refused(lambda: text(validation=1.0), r"text\.validation = 1", UserError)
 
 
 def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
@@ -243,14 +223,13 @@ def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
             r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has",
         ),
         (lambda: text(length=0), r"text\.length = 0: choose a value"),
+        (lambda: text(validation=1.0), r"text\.validation = 1"),
         (lambda: text().client_data("a", 3), "client 'a'"),
     ):
         refused(call, message, UserError)
 
 
 def test_the_generated_play_is_that_of_the_unigram_task():
-    from fedapps.data.corpus import generate, words
-
     play, (train, _) = generated_play(3), generate(3)
     for role, tokens in zip(play.roles, play.train, strict=True):
         said = words("".join(chr(int(t) + 29) for t in tokens))
@@ -260,36 +239,11 @@ def test_the_generated_play_is_that_of_the_unigram_task():
 
 @pytest.mark.slow
 def test_a_run_improves_over_the_start(tmp_path):
-    config = {
-        "task": "text",
-        "num-clients": 5,
-        "clients-per-round": 3,
-        "num-rounds": 6,
-        "evaluate-every": 1,
-        "text.length": 20,
-    }
-    settings = read_settings(
-        config | {"train.local-epochs": 1, "train.learning-rate": 1.0, "train.momentum": 0.0}
-    )
-    settings = with_folder(settings, tmp_path / "r")
-    execute(settings, InlineGrid(app, 5, settings.flat()))
-    rows = rounds_of(tmp_path / "r")
-    losses = [row["evaluate"]["loss-weighted"] for row in rows]
+    job = {"task": "text", "num-clients": 5, "clients-per-round": 3, "num-rounds": 6}
+    job |= {"evaluate-every": 1, "text.length": 20, "train.learning-rate": 1.0}
+    run_inline(tmp_path / "r", **job)
+    found = [row["evaluate"] for row in rounds_of(tmp_path / "r")]
+    losses = [scores["loss-weighted"] for scores in found]
     assert losses[-1] < 0.7 * losses[0] < 0.7 * np.log(VOCABULARY)
-    assert {"perplexity-mean", "accuracy-worst"} <= set(rows[-1]["evaluate"])
-    assert "auroc-mean" not in rows[-1]["evaluate"]
-
-
-SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"
-
-
-@pytest.mark.skipif(
-    not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare"
-)
-def test_shakespeare_has_689_roles_with_text_in_both_parts():
-    task = text(source=str(SHAKESPEARE.resolve()))
-    task.check(689)
-    play = task.play(689)
-    assert (len(play.roles), play.passed_over) == (689, 26)
-    rare = sum(int((tokens == 1).sum()) for tokens in play.train)
-    assert rare == 0
+    assert {"perplexity-mean", "accuracy-worst"} <= set(found[-1])
+    assert "auroc-mean" not in found[-1]

@@ -27,55 +27,47 @@ from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
-from tests.helpers import refused
+from tests.helpers import assert_arrays, refused
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture
 def write(tmp_path):
-    def write(columns, features=None, name="set", audio=""):
+    def write(columns, features=None, name="set", audio=False):
         (tmp_path / name).mkdir()
-        data = datasets.Dataset.from_dict(columns, features=features)
-        data = data.cast_column(audio, datasets.Audio(sampling_rate=16_000)) if audio else data
+        data = datasets.Dataset.from_dict(columns, features)
+        if audio:
+            data = data.cast_column("audio", datasets.Audio(sampling_rate=16_000))
         data.to_parquet(tmp_path / name / "train-00000-of-00001.parquet")
         return str(tmp_path / name)
 
     return write
 
 
-NETS = {SpeechOptions: "m5", TextPairsOptions: "distilbert", WordsOptions: "stacked-lstm"}
+NETS = {Classification: "mlp", Speech: "m5", TextPairs: "distilbert", Words: "stacked-lstm"}
+TEXT = datasets.Value("string")
 
 
-def settings(source, options, natural="", model="", pretrained=False, **values):
+def made(kind, source, options, natural="", model="", pretrained=False, **values):
     partition = {"partition": "natural", "natural_id": natural} if natural else {"partition": "iid"}
-    data = DataOptions(source=source, **(partition | values))
-    return Settings(
-        data=data,
-        model=ModelOptions(model or NETS[type(options)], pretrained=pretrained),
+    settings = Settings(
+        data=DataOptions(source=source, **(partition | values)),
+        model=ModelOptions(model or NETS[kind], pretrained=pretrained),
         problem=options,
         device="cpu",
     )
-
-
-def made(kind, settings):
-    return kind(settings.problem, settings.context)
+    return kind(options, settings.context)
 
 
 def train_one_round(task, client, num_clients):
     """Train and score as a run does; return the scores."""
-    worker = FedAvgClient(
-        task.model_fn,
-        task.client_data(client, num_clients),
-        client,
-        None,
-        task.work_model(),
-        task.objective,
-    )
+    data = task.client_data(client, num_clients)
+    worker = FedAvgClient(task.model_fn, data, client, None, task.work_model(), task.objective)
     arrays = list(task.initial_arrays().values())
     config = {"local-epochs": 1, "batch-size": 4, "loss-before": True}
     trained, count, metrics = worker.fit(arrays, config)
-    assert count == len(task.client_data(client, num_clients).train)
+    assert count == len(data.train)
     assert np.isfinite(metrics["loss"])
     assert any(not np.array_equal(a, b) for a, b in zip(arrays, trained, strict=True))
     return worker.evaluate(trained, config)[2]
@@ -88,44 +80,21 @@ def test_resize_takes_the_middle_square(write):
     wide = np.zeros((4, 8, 3), np.uint8)
     wide[:, 2:6] = 200  # the middle; the sides are black
     tall = np.full((6, 3, 3), 50, np.uint8)
-    features = datasets.Features(
-        {
-            "image": datasets.Image(),
-            "Smiling": datasets.Value("bool"),
-            "celeb_id": datasets.Value("int64"),
-        }
-    )
-    cells = {
-        "image": [Image.fromarray(wide), Image.fromarray(tall)],
-        "Smiling": [True, False],
-        "celeb_id": [7, 3],
-    }
-    source = write(cells, features)
-    images = read_samples(
-        DataOptions(
-            source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"
-        )
-    )
+    cells = {"image": [Image.fromarray(wide), Image.fromarray(tall)], "Smiling": [True, False]}
+    features = {"image": datasets.Image(), "Smiling": datasets.Value("bool")}
+    source = write(cells, datasets.Features(features))
+
+    def read(size):
+        return read_samples(DataOptions(source=source, resize=size, label="Smiling"))
+
+    images = read(2)
     assert images.x.shape == (2, 3, 2, 2)
     small = np.asarray(Image.fromarray(wide).resize((4, 2), Image.Resampling.BILINEAR))[:, 1:3]
     assert np.array_equal(images.x[0], small.transpose(2, 0, 1))
     assert np.unique(images.x[1]).tolist() == [50]
-    assert (images.labels.tolist(), images.clients.names, images.clients.codes.tolist()) == (
-        [1, 0],
-        ("3", "7"),
-        [1, 0],
-    )
-    refused(
-        lambda: read_samples(DataOptions(source=source, label="Smiling")),
-        r"images differ in size .*: set data.resize",
-        UserError,
-    )
-    assert read_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
-        2,
-        3,
-        3,
-        3,
-    ), "another entry"
+    assert images.labels.tolist() == [1, 0]
+    assert read(3).x.shape == (2, 3, 3, 3), "another entry of the cache"
+    refused(lambda: read(0), r"images differ in size .*: set data.resize", UserError)
     refused(
         lambda: read_samples(DataOptions(resize=4)),
         r"data.resize = 4: the digits stay 8 x 8",
@@ -135,22 +104,15 @@ def test_resize_takes_the_middle_square(write):
 
 
 def test_class_weights_weigh_training_only():
-    task = made(
-        Classification,
-        Settings(
-            data=DataOptions(class_weights=True, partition="iid", max_samples=100), device="cpu"
-        ),
+    task, plain = (
+        made(Classification, "digits", None, max_samples=100, class_weights=weigh)
+        for weigh in (True, False)
     )
     counts = np.bincount(task.samples.labels, minlength=10)
     outputs, y = torch.randn(20, 10), torch.arange(20) % 10
     losses = functional.cross_entropy(outputs, y, reduction="none").double().numpy()
-    weights = (100 / (counts + 1))[y.numpy()]
-    assert float(task.objective.loss(outputs, y)) == pytest.approx(
-        (weights * losses).sum() / weights.sum(), rel=1e-5
-    )
-    plain = made(
-        Classification, Settings(data=DataOptions(partition="iid", max_samples=100), device="cpu")
-    )
+    wanted = np.average(losses, weights=(100 / (counts + 1))[y.numpy()])
+    assert float(task.objective.loss(outputs, y)) == pytest.approx(wanted, rel=1e-5)
     assert plain.objective.loss is functional.cross_entropy
     assert task.objective.score is plain.objective.score
 
@@ -193,34 +155,30 @@ def sounds(count=24, length=1200):
     return np.random.default_rng(0).integers(-3000, 3000, (count, length), dtype=np.int16)
 
 
-def speech_columns():
+def speech(write, name="set", audio=False, broken=()):
     """24 sounds: 18 of two speakers, 6 of background noise without a speaker, as
     SpeechCommands has.
     """
-    labels = [i % 3 for i in range(18)] + [4] * 6
-    return {
-        "audio": [{"bytes": wav(s), "path": None} for s in sounds()],
-        "label": labels,
+    sounds_there = [{"bytes": wav(sound), "path": None} for sound in sounds()]
+    for place in broken:
+        sounds_there[place] = {"bytes": b"fLaC", "path": None}
+    columns = {
+        "audio": sounds_there,
+        "label": [i % 3 for i in range(18)] + [4] * 6,
         "speaker_id": [f"s{i % 2}" for i in range(18)] + [None] * 6,
     }
-
-
-def speech_features():
     names = ["yes", "no", "up", "down", "_silence_"]
-    audio = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-    return datasets.Features(
-        {
-            "audio": audio,
-            "label": datasets.ClassLabel(names=names),
-            "speaker_id": datasets.Value("string"),
-        }
-    )
+    features = {
+        "audio": {"bytes": datasets.Value("binary"), "path": TEXT},
+        "label": datasets.ClassLabel(names=names),
+        "speaker_id": TEXT,
+    }
+    return write(columns, datasets.Features(features), name, audio)
 
 
-@pytest.mark.parametrize("stored", ["audio", "struct"])
-def test_speech(write, stored):
-    source = write(speech_columns(), speech_features(), audio="audio" if stored == "audio" else "")
-    task = made(Speech, settings(source, SpeechOptions(length=1300), "speaker_id"))
+@pytest.mark.parametrize("audio", [True, False])
+def test_speech(write, audio):
+    task = made(Speech, speech(write, audio=audio), SpeechOptions(length=1300), "speaker_id")
     assert task.samples.x.shape == (18, 1, 1, 1300)
     assert np.array_equal(task.samples.x[:, 0, 0, :1200], sounds()[:18])
     assert not task.samples.x[..., 1200:].any()
@@ -229,50 +187,38 @@ def test_speech(write, stored):
     )
     task.check(2)
     data = task.client_data(1, 2)
-    assert [len(data.train), len(data.validation), len(data.test)] == [5, 2, 2]
+    parts = data.train, data.validation, data.test
+    assert [len(part) for part in parts] == [5, 2, 2]
     assert (data.train.x.dtype, data.train.y.dtype) == (torch.float32, torch.int64)
-    assert (
-        torch.cat([data.train.x, data.validation.x, data.test.x]).abs().max()
-        == np.abs(sounds()[1:18:2].astype(int)).max() / 2**15
-    )
+    loudest = np.abs(sounds()[1:18:2].astype(int)).max() / 2**15
+    assert torch.cat([part.x for part in parts]).abs().max() == loudest
     assert {"accuracy", "loss"} <= set(train_one_round(task, 1, 2))
 
 
 def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
-    columns = speech_columns()
-    source = write(columns, speech_features())
-    assert made(Speech, settings(source, SpeechOptions(length=100))).samples.x.shape == (
-        24,
-        1,
-        1,
-        100,
-    )
-    refused(
-        lambda: made(Speech, settings(source, SpeechOptions(audio="sound"))).samples,
-        r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id",
-        UserError,
-    )
-    columns["audio"][3] = {"bytes": b"fLaC", "path": None}
-    source = write(columns, speech_features(), "damaged")
-    for call, message in (
+    source = speech(write)
+    assert made(Speech, source, SpeechOptions(length=100)).samples.x.shape == (24, 1, 1, 100)
+    for given, options, message in (
         (
-            lambda: made(Speech, settings(source, SpeechOptions())).samples,
-            r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+            source,
+            SpeechOptions(audio="sound"),
+            "^speech.audio = 'sound': .* has the columns audio, label, speaker_id",
         ),
         (
-            lambda: made(Speech, settings("digits", SpeechOptions())).samples,
-            r"data.source = 'digits': this task cannot use them",
+            speech(write, "damaged", broken=[3]),
+            SpeechOptions(),
+            "^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
         ),
+        ("digits", SpeechOptions(), "data.source = 'digits': this task cannot use them"),
     ):
-        refused(call, message, UserError)
+        refused(lambda: made(Speech, given, options).samples, message, UserError)
 
 
 # Words
 
 
 def test_vocabulary_ranks_by_count_then_alphabet():
-    texts = [["b", "a", "c"], ["b", "a"], ["b", "d"]]
-    assert vocabulary(texts, 7) == {"b": 4, "a": 5, "c": 6}
+    assert vocabulary([["b", "a", "c"], ["b", "a"], ["b", "d"]], 7) == {"b": 4, "a": 5, "c": 6}
 
 
 @pytest.mark.parametrize("number", [1, 9, 10, 11, 19, 20, 25])
@@ -297,7 +243,7 @@ def test_words(write):
     texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on and on"] * 6
     source = write({"text": texts, "user": [i % 2 for i in range(24)]})
     options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6, layers=2)
-    task = made(Words, settings(source, options, "user"))
+    task = made(Words, source, options, "user")
     task.check(2)
     data = task.client_data(0, 2)
     assert (data.train.x.shape[1:], data.train.y.shape[1:]) == ((4,), (4,))
@@ -305,49 +251,32 @@ def test_words(write):
     assert int(data.train.x.max()) <= 7
     scores = train_one_round(task, 0, 2)
     # By hand, from all logits at once: marks are not asked for.
-    model, test = task.work_model().eval(), data.test
     with torch.no_grad():
-        logits = model(test.x)
-    asked = test.y >= 4
-    assert scores["accuracy"] == pytest.approx(
-        float((logits.argmax(2) == test.y)[asked].float().mean())
-    )
-    assert scores["loss"] == pytest.approx(
-        float(functional.cross_entropy(logits[asked], test.y[asked])), rel=1e-5
-    )
+        logits = task.work_model().eval()(data.test.x)
+    asked = data.test.y >= 4
+    logits, y = logits[asked], data.test.y[asked]
+    assert scores["accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    assert scores["loss"] == pytest.approx(float(functional.cross_entropy(logits, y)), rel=1e-5)
 
 
 def test_words_as_lists_and_what_is_no_text(write):
-    options = WordsOptions(vocabulary=8, length=4)
-    as_text = made(
-        Words, settings(write({"text": ["a b c", "b c"]}, name="text"), options)
-    ).samples.x
-    as_list = made(
-        Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)
-    ).samples.x
-    assert as_text.tolist() == as_list.tolist()
-    for call, message in (
-        (
-            lambda: made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples,
-            r"^words.text = 'text': holds int, neither a text nor a list of words",
-        ),
-        (
-            lambda: (
-                made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
-            ),
-            r"has no words in it",
-        ),
-        (
-            lambda: made(Words, settings("x", options, partition="dirichlet")),
-            r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
-        ),
+    def task_of(name, texts, **values):
+        source = write({"text": texts}, name=name)
+        return made(Words, source, WordsOptions(vocabulary=8, length=4), **values)
+
+    as_list = task_of("list", [["a", "b", "c"], ["b", "c"]]).samples.x
+    assert as_list.tolist() == task_of("text", ["a b c", "b c"]).samples.x.tolist()
+    for name, texts, message in (
+        ("number", [1, 2], "^words.text = 'text': holds int, neither a text nor a list of words"),
+        ("empty", ["", " "], "has no words in it"),
     ):
-        refused(call, message, UserError)
-
-
-def test_the_papers_lstm_for_reddit(write):
-    task = made(Words, settings(write({"text": ["a b c"] * 9}), WordsOptions()))
-    assert sum(p.numel() for p in task.model_fn(0).parameters()) == 5_565_328
+        task = task_of(name, texts)
+        refused(lambda: task.samples, message, UserError)
+    refused(
+        lambda: task_of("any", ["a"], partition="dirichlet"),
+        "^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
+        UserError,
+    )
 
 
 # Pairs of texts
@@ -376,101 +305,67 @@ def checkpoint(tmp_path):
     folder = tmp_path / "tiny-bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(WORDS))
-    sizes = {
-        "vocab_size": len(WORDS),
-        "dim": 8,
-        "n_heads": 2,
-        "n_layers": 1,
-        "hidden_dim": 16,
-        "max_position_embeddings": 32,
-    }
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes})
-    )
+    sizes = {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
+    kind = {"model_type": "distilbert", "pad_token_id": 0, "vocab_size": len(WORDS)}
+    (folder / "config.json").write_text(json.dumps(kind | sizes))
     return folder
 
 
 @pytest.fixture
 def pairs(write):
-    features = {"question_1": datasets.Value("string"), "question_2": datasets.Value("string")}
+    features = {"question_1": TEXT, "question_2": TEXT}
     features |= {"label": datasets.ClassLabel(num_classes=2), "dr_id": datasets.Value("int32")}
-    first = ["do i have fever?", "is it cold"] * 10
-    second = ["is it fever", "have i fever", "do i", "cold?"] * 5
     columns = {
-        "question_1": first,
-        "question_2": second,
+        "question_1": ["do i have fever?", "is it cold"] * 10,
+        "question_2": ["is it fever", "have i fever", "do i", "cold?"] * 5,
         "label": [0, 1] * 10,
         "dr_id": [1] * 10 + [5] * 10,
     }
     return write(columns, datasets.Features(features))
 
 
-@pytest.mark.parametrize("kind", [Speech, Words, TextPairs])
-def test_what_is_scored_on_validation_samples_holds_no_test_sample(kind, write, request):
+def test_what_is_scored_on_validation_samples_holds_no_test_sample(write):
     """The test samples are replaced: the clients of a run that chooses have the same
     samples to the bit, and are scored on those for validation.
     """
-    if kind is Speech:
-        source, options = write(speech_columns(), speech_features(), audio="audio"), SpeechOptions()
-        user = "speaker_id"
-    elif kind is Words:
-        texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
-        source = write({"text": texts, "user": [i % 2 for i in range(24)]})
-        options, user = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6), "user"
-    else:
-        pytest.importorskip("transformers", reason="needs the extra 'text'")
-        source, user = request.getfixturevalue("pairs"), "dr_id"
-        options = TextPairsOptions(length=16, checkpoint=str(request.getfixturevalue("checkpoint")))
+    texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
+    source = write({"text": texts, "user": [i % 2 for i in range(24)]})
+    options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6)
 
-    def clients(score_on):
-        task = made(kind, settings(source, options, user, validation=0.2, score_on=score_on))
-        if tests is not None:
-            x = np.array(task.samples.x)
-            x[tests] = 1
-            task.samples = replace(task.samples, x=x)
+    def task_of(score_on):
+        return made(Words, source, options, "user", validation=0.2, score_on=score_on)
+
+    def clients(score_on, spoilt):
+        task = task_of(score_on)
+        x = np.array(task.samples.x)
+        x[spoilt] = 1
+        task.samples = replace(task.samples, x=x)
         return [task.client_data(client, 2) for client in range(2)]
 
-    tests = None
-    task = made(kind, settings(source, options, user, validation=0.2))
-    parts = [task.split_of(task.partition(2)[client], client, 0.2) for client in range(2)]
-    clean = clients("validation")
-    tests = np.concatenate([part[2] for part in parts])
-    for one, other in zip(clean, clients("validation"), strict=True):
+    task = task_of("test")
+    dealt = enumerate(task.partition(2))
+    tests = np.concatenate([task.split_of(mine, client, 0.2)[2] for client, mine in dealt])
+    clean = clients("validation", tests[:0])
+    for one, other in zip(clean, clients("validation", tests), strict=True):
         for name in ("train", "validation", "test"):
             assert torch.equal(getattr(one, name).x, getattr(other, name).x)
         assert torch.equal(one.test.x, one.validation.x)
-    assert not torch.equal(clean[0].test.x, clients("test")[0].test.x)
-    assert (clients("test")[0].test.x == clients("test")[0].test.x.flatten()[0]).all()
+    assert (clients("test", tests)[0].test.x == 1).all()
 
 
 def test_pairs_are_joined_with_marks_and_filled(checkpoint):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
-    tokens, padding = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
-    words = [WORDS[number] for number in tokens[0]]
-    assert words == [
-        "[CLS]",
-        "do",
-        "i",
-        "have",
-        "fever",
-        "##s",
-        "?",
-        "[SEP]",
-        "is",
-        "it",
-        "[UNK]",
-        "[SEP]",
-        "[PAD]",
-        "[PAD]",
-    ]
-    assert (tokens.dtype, padding) == (np.int64, 0)
-    assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8)[0].shape == (1, 8)
+    tokens = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
+    words = " ".join(WORDS[number] for number in tokens[0])
+    assert words == "[CLS] do i have fever ##s ? [SEP] is it [UNK] [SEP] [PAD] [PAD]"
+    assert tokens.dtype == np.int64
+    assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8).shape == (1, 8)
 
 
 def test_text_pairs(checkpoint, pairs):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    task = made(TextPairs, settings(pairs, options, "dr_id"))
+    task = made(TextPairs, pairs, options, "dr_id")
     task.check(2)
     assert task.samples.clients.names == ("1", "5")
     data = task.client_data(0, 2)
@@ -480,50 +375,34 @@ def test_text_pairs(checkpoint, pairs):
     state = torch.random.get_rng_state()
     one, two, other = (task.model_fn(seed).state_dict() for seed in (3, 3, 4))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    assert not torch.equal(
-        one["body.embeddings.word_embeddings.weight"],
-        other["body.embeddings.word_embeddings.weight"],
-    )
+    assert_arrays(one, two)
+    embedding = "body.embeddings.word_embeddings.weight"
+    assert not torch.equal(one[embedding], other[embedding])
 
 
 def test_padding_is_not_read(checkpoint):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     model = build_pair_classifier(checkpoint, 0, False, 16).eval()
     x = torch.tensor([[2, 5, 6, 3, 9, 3]])
-    longer = functional.pad(x, (0, 10))
-    assert torch.allclose(model(x), model(longer), atol=1e-6)
+    assert torch.allclose(model(x), model(functional.pad(x, (0, 10))), atol=1e-6)
 
 
 def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
-    torch.manual_seed(0)
-    published = transformers.DistilBertModel(
-        transformers.DistilBertConfig.from_pretrained(checkpoint)
-    )
+    config = transformers.DistilBertConfig.from_pretrained(checkpoint)
+    published = transformers.DistilBertModel(config)
     published.save_pretrained(checkpoint)
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    task = made(TextPairs, settings(pairs, options, pretrained=True))
+    task = made(TextPairs, pairs, options, pretrained=True)
     nets = [task.model_fn(seed) for seed in (0, 1)]
     for net in nets:
-        assert all(
-            torch.equal(value, published.state_dict()[key])
-            for key, value in net.body.state_dict().items()
-        )
-    assert not torch.equal(nets[0].classifier[0].weight, nets[1].classifier[0].weight), (
-        "the head is new, from the seed"
-    )
+        assert_arrays(net.body.state_dict(), published.state_dict())
+    # the head is new, from the seed
+    assert not torch.equal(nets[0].classifier[0].weight, nets[1].classifier[0].weight)
 
 
 def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
-    hub = TextPairsOptions()
-    refused(
-        lambda: made(TextPairs, settings(pairs, hub)).check(2),
-        r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
-        r"model.pretrained nothing",
-        UserError,
-    )
 
     def no_network(*_, **values):
         raise FileNotFoundError(
@@ -531,51 +410,60 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
-    refused(
-        lambda: made(TextPairs, settings(pairs, hub, pretrained=True)).check(2),
-        r"no such folder, and the hub does not give it \(no route to host\): check the "
-        r"network",
-        UserError,
-    )
-    tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    with pytest.raises(
-        UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"
-    ):
-        made(TextPairs, settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
-    refused(
-        lambda: made(
-            TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))
-        ).check(2),
-        r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
-        UserError,
-    )
     (tmp_path / "empty").mkdir()
-    refused(
-        lambda: made(
-            TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))
-        ).check(2),
-        r"cannot be read or used",
-        UserError,
-    )
-
-
-def test_transformers_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for call, message in (
+    here, empty = {"checkpoint": str(checkpoint)}, {"checkpoint": str(tmp_path / "empty")}
+    for given, pretrained, message in (
         (
-            lambda: made(TextPairs, settings("anything", TextPairsOptions())),
-            r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$",
+            {},
+            False,
+            "^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
+            "model.pretrained nothing",
         ),
         (
-            lambda: made(TextPairs, settings("anything", TextPairsOptions(), model="mlp")),
-            r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
+            {},
+            True,
+            r"no such folder, and the hub does not give it \(no route to host\): check the network",
         ),
         (
-            lambda: made(Words, settings("anything", WordsOptions(), model="mlp")),
-            r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
+            {"length": 16, **here},
+            True,
+            "^text-pairs.checkpoint: .* holds no DistilBERT that can be read",
         ),
+        (
+            {"length": 64, **here},
+            False,
+            "^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
+        ),
+        (empty, False, "cannot be read or used"),
     ):
-        refused(call, message, UserError)
+        task = made(TextPairs, pairs, TextPairsOptions(**given), pretrained=pretrained)
+        with pytest.raises(UserError, match=message):
+            task.check(2)
 
 
-# The experiments
+@pytest.mark.parametrize(
+    ("kind", "options", "model", "message"),
+    [
+        (
+            TextPairs,
+            TextPairsOptions(),
+            "",
+            r"^task = 'text-pairs': transformers is not installed: pip install 'fedapps\[text\]'$",
+        ),
+        (
+            TextPairs,
+            TextPairsOptions(),
+            "mlp",
+            "^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
+        ),
+        (
+            Words,
+            WordsOptions(),
+            "mlp",
+            "^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
+        ),
+    ],
+)
+def test_what_a_task_has_not_is_refused(kind, options, model, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    refused(lambda: made(kind, "anything", options, model=model), message, UserError)

@@ -32,8 +32,7 @@ def test_taken_predictors_are_stacked_in_the_order_asked_for():
 
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 9]])
 def test_an_unknown_id_is_refused(ids):
-    with pytest.raises(IndexError, match=r"0\.\.4"):
-        Library.from_arrays({"table": tables()}).take(ids)
+    refused(lambda: Library.from_arrays({"table": tables()}).take(ids), r"0\.\.4", IndexError)
 
 
 @pytest.mark.parametrize("arrays", [{"table": tables(12)}, nets()], ids=["tables", "nets"])
@@ -54,8 +53,7 @@ def test_a_saved_library_comes_back_the_same(tmp_path, arrays):
 def test_a_hash_names_the_content_and_nothing_else():
     values = tables(3)
     values[2] = values[0]
-    library = Library.from_arrays({"table": values})
-    first, second, third = map(library.hash_of, range(3))
+    first, second, third = map(Library.from_arrays({"table": values}).hash_of, range(3))
     assert first == third != second
     assert Library.from_arrays({"other": values}).hash_of(0) != first
     assert Library.from_arrays({"table": values[:, :, None]}).hash_of(0) != first
@@ -73,32 +71,21 @@ def test_the_mixture_is_the_weighted_sum(monkeypatch, tmp_path, chunk):
     refused(lambda: library.mixture(alpha[:3]), "7 predictors")
 
 
-def test_nets_have_no_mixture_that_is_one_predictor():
-    assert Library.from_arrays(nets()).mixture(np.full(3, 1 / 3)) is None
-
-
 def test_densities_are_checked_by_name(monkeypatch):
     monkeypatch.setattr("fedapps.tasks.predictor_library.CHUNK", 1)
     values = tables(4)
     Library.from_arrays({"table": values}).check_densities()
-    values[2] *= 0.93
-    refused(
-        lambda: Library.from_arrays({"table": values}, ["A", "B", "HAMLET", "D"]).check_densities(),
-        r"predictor 'HAMLET' sums to 0\.93",
-        UserError,
-    )
-    values[2] = [1.5, -0.5, 0, 0]
-    refused(
-        lambda: Library.from_arrays({"table": values}).check_densities(),
-        r"'2' has the probability -0\.5",
-        UserError,
-    )
-    values[2] = np.nan
-    for call, message in (
-        (lambda: Library.from_arrays({"table": values}).check_densities(), "predictor '2'"),
-        (lambda: Library.from_arrays(nets()).check_densities(), "a density is one array 'table'"),
+    for row, message in (
+        (values[2] * 0.93, r"predictor 'HAMLET' sums to 0\.93"),
+        ([1.5, -0.5, 0, 0], r"'HAMLET' has the probability -0\.5"),
+        (np.nan, "predictor 'HAMLET'"),
     ):
-        refused(call, message, UserError)
+        values[2] = row
+        library = Library.from_arrays({"table": values}, ["A", "B", "HAMLET", "D"])
+        refused(library.check_densities, message, UserError)
+    other = Library.from_arrays(nets())
+    refused(other.check_densities, "a density is one array 'table'", UserError)
+    assert other.mixture(np.full(3, 1 / 3)) is None, "nor have they one that is one predictor"
 
 
 def test_arrays_of_different_numbers_of_predictors_are_refused():
@@ -118,17 +105,17 @@ def test_arrays_of_different_numbers_of_predictors_are_refused():
 def folder_of(path, **files):
     for name, arrays in files.items():
         save_file(arrays, path / f"{name}.safetensors")
-    return path
 
 
 def test_predictors_of_different_shapes_are_both_named(tmp_path):
-    folder_of(
-        tmp_path, first={"table": np.ones(4, np.float32)}, second={"table": np.ones(5, np.float32)}
+    first, second = ({"table": np.ones(size, np.float32)} for size in (4, 5))
+    folder_of(tmp_path, first=first, second=second)
+    refused(
+        lambda: Library.open(tmp_path),
+        r"second.safetensors holds table \[5\] float32, but first.safetensors holds table \[4\] "
+        "float32",
+        UserError,
     )
-    with pytest.raises(UserError) as error:
-        Library.open(tmp_path)
-    assert "second.safetensors holds table [5] float32" in str(error.value)
-    assert "first.safetensors holds table [4] float32" in str(error.value)
 
 
 HEADER = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
@@ -150,19 +137,15 @@ def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
 
 
 def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path):
-    folder_of(
-        tmp_path,
-        a={"table": np.array([1, np.nan], np.float32)},
-        b={"table": np.ones(2, np.float32)},
-    )
+    wrong, right = ({"table": np.array([1, value], np.float32)} for value in (np.nan, 1))
+    folder_of(tmp_path, a=wrong, b=right)
     library = Library.open(tmp_path)
-    refused(
-        lambda: library.take([0]),
-        r"a\.safetensors: array 'table' holds values that are not finite",
-        UserError,
-    )
     (tmp_path / "b.safetensors").unlink()
-    refused(lambda: library.take([1]), r"b\.safetensors cannot be read any more", UserError)
+    for predictor, message in (
+        (0, r"a\.safetensors: array 'table' holds values that are not finite"),
+        (1, r"b\.safetensors cannot be read any more"),
+    ):
+        refused(lambda: library.take([predictor]), message, UserError)
 
 
 def test_a_folder_without_predictors_is_refused(tmp_path):

@@ -5,12 +5,13 @@ of the test rows.
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from torch.nn import functional
 
-from fedapps.clients.base.data import Split
 from fedapps.clients.base.regression import regression
 from fedapps.commands.parser import main
 from fedapps.engines.gateways import GatewayGrid
@@ -21,7 +22,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import clients_of, refused, rows_of, run_inline, summary_of, write_csv
+from tests.helpers import clients_of, lacking, refused, rows_of, run_inline, write_csv
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
@@ -39,29 +40,18 @@ def houses(folder, rows=30, **changed):
     """A csv of houses in three towns, in each of which a square metre has another
     price.
     """
-    rng = np.random.default_rng(0)
-    lines = []
-    for town, price in HOUSES.items():
-        for _ in range(rows):
-            area, old = rng.uniform(30, 150), rng.choice(["yes", "no"])
-            lines.append(
-                {
-                    "town": town,
-                    "area": area,
-                    "old": old,
-                    "price": 1000 * (price * area - 20 * (old == "yes")) + rng.normal(),
-                }
-            )
+    rng, lines = np.random.default_rng(0), []
+    for town, price in [one for one in HOUSES.items() for _ in range(rows)]:
+        area, old = rng.uniform(30, 150), rng.choice(["yes", "no"])
+        price = 1000 * (price * area - 20 * (old == "yes")) + rng.normal()
+        lines.append({"town": town, "area": area, "old": old, "price": price})
     return write_csv(folder / "houses.csv", lines, changed)
 
 
 def table(path):
-    return {
-        "task": "regression",
-        "data.source": str(path),
-        "data.natural-id": "town",
-        "data.label": "price",
-    }
+    """The settings of a run on a table, which ``task_of`` takes, too."""
+    named = {"data.natural-id": "town", "data.label": "price"}
+    return {"task": "regression", "data.source": str(path), **named}
 
 
 def run(out, **settings):
@@ -70,41 +60,42 @@ def run(out, **settings):
     )
 
 
+def weight_and_bias(arrays):
+    """The two arrays of a net of one layer."""
+    return [
+        next(array.astype(float) for name, array in arrays.items() if name.endswith(end))
+        for end in ("weight", "bias")
+    ]
+
+
+def root_mean_square(errors):
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
 # --- mathematics ----------------------------------------------------------------------
 
 
 def test_fedavg_with_one_client_and_full_batches_is_gradient_descent_on_least_squares(tmp_path):
     rounds, rate = 7, 0.05
-    settings = {
-        "task": "regression",
-        "data.source": "diabetes",
-        "num-clients": 1,
-        "num-rounds": rounds,
-        "train.local-epochs": 1,
-        "train.batch-size": 442,
-        "train.learning-rate": rate,
-        "train.lr-decay": 1.0,
-        "train.momentum": 0.0,
-        "train.weight-decay": 0.0,
-        "train.max-gradient-norm": 0.0,
-    }
-    run(tmp_path / "run", **settings)
+    plain = {"batch-size": 442, "lr-decay": 1.0, "weight-decay": 0.0, "max-gradient-norm": 0.0}
+    plain |= {"local-epochs": 1, "learning-rate": rate, "momentum": 0.0}
+    settings = {"task": "regression", "data.source": "diabetes", "num-clients": 1}
+    settings |= {f"train.{key}": value for key, value in plain.items()}
+    run(tmp_path / "run", **settings, num_rounds=rounds)
     task = build_task(with_defaults(settings))
     data = task.client_data(0, 1)
     assert float(data.train.y.mean()) == pytest.approx(0, abs=1e-6)
     assert float(data.train.y.std(correction=0)) == pytest.approx(1, rel=1e-6)
     x = data.train.x.double().numpy().reshape(len(data.train), -1)
     x, y = np.column_stack([x, np.ones(len(x))]), data.train.y.double().numpy()
-    best = np.linalg.lstsq(x, y, rcond=None)[0]
+    best = np.linalg.lstsq(x, y, rcond=None)[0][:, 0]
     step = np.eye(x.shape[1]) - rate * 2 / len(x) * x.T @ x  # of the mean of squares
-    start = task.initial_arrays()
-    flat = lambda arrays: np.append(
-        *(arrays[name].ravel() for name in sorted(arrays, key=lambda n: n.endswith("bias")))
+    start, found = (
+        np.append(*map(np.ravel, weight_and_bias(arrays)))
+        for arrays in (task.initial_arrays(), load_file(tmp_path / "run" / "model.safetensors"))
     )
-    wanted = best[:, 0] + np.linalg.matrix_power(step, rounds) @ (flat(start) - best[:, 0])
-    np.testing.assert_allclose(
-        flat(load_file(tmp_path / "run" / "model.safetensors")), wanted, rtol=1e-4, atol=1e-5
-    )
+    wanted = best + np.linalg.matrix_power(step, rounds) @ (start - best)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "of"), [("squared", np.square), ("absolute", np.abs)])
@@ -116,10 +107,8 @@ def test_losses_are_means_over_samples_and_targets(name, of):
 
 
 def test_huber_is_squared_near_the_target_and_absolute_beyond_1():
-    y = torch.zeros(2, 1)
-    assert float(regression("huber").loss(torch.tensor([[0.5], [3.0]]), y)) == pytest.approx(
-        (0.5**2 / 2 + (3 - 0.5)) / 2
-    )
+    loss = regression("huber").loss(torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1))
+    assert float(loss) == pytest.approx((0.5**2 / 2 + (3 - 0.5)) / 2)
 
 
 def test_a_net_with_one_output_without_an_axis_is_no_table_of_all_pairs():
@@ -131,54 +120,33 @@ def test_a_net_with_one_output_without_an_axis_is_no_table_of_all_pairs():
         regression().loss(torch.randn(5, 2), y)
 
 
-def test_scores_are_in_the_units_of_the_targets_and_the_loss_is_not():
-    x, y = torch.randn(20, 1), torch.randn(20, 1)
-    scores = regression("squared", (40.0,)).score(torch.nn.Identity(), Split(x, y))
-    squared = float(functional.mse_loss(x, y))
-    assert scores["loss"] == pytest.approx(squared)
-    assert scores["rmse"] == pytest.approx(40 * squared**0.5, rel=1e-6)
-    assert "accuracy" not in scores
-
-
 def test_pooled_scores_of_a_run_are_those_of_the_union_of_its_test_rows(tmp_path):
-    summary = run(
-        tmp_path / "run", task="regression", num_clients=5, num_rounds=2, evaluate_every=2, seed=1
-    )
-    settings = with_defaults(
-        {"task": "regression", "num-clients": 5, "seed": 1, "model.name": "linear"}
-    )
-    task = build_task(settings)
-    model = load_file(tmp_path / "run" / "model.safetensors")
-    weight, bias = (
-        next(model[name].astype(float) for name in model if name.endswith(end))
-        for end in ("weight", "bias")
-    )
-    of, guesses, targets, own = task.target_scale, [], [], []
-    for client in range(5):
-        part = task.arrays(client, 5).test
-        guesses.append(
-            of.center + of.scale * (part.x.astype(float).reshape(len(part), -1) @ weight.T + bias)
-        )
-        targets.append(part.y)
-        own.append(float(np.sqrt(np.mean((guesses[-1] - part.y) ** 2))))
-    errors, y = np.concatenate(guesses) - np.concatenate(targets), np.concatenate(targets)
-    assert summary["rmse-pooled"] == pytest.approx(float(np.sqrt(np.mean(errors**2))), rel=1e-4)
-    assert summary["mae-pooled"] == pytest.approx(float(np.abs(errors).mean()), rel=1e-4)
-    assert summary["r2-pooled"] == pytest.approx(
-        float(1 - (errors**2).sum() / ((y - y.mean()) ** 2).sum()), rel=1e-4
-    )
-    assert summary["rmse-mean"] == pytest.approx(np.mean(own), rel=1e-4)
-    assert summary["rmse-worst"] == pytest.approx(max(own), rel=1e-4)
-    assert (
-        summary["rmse-worst"]
-        >= summary["rmse-worst10"]
-        >= summary["rmse-mean"]
-        >= summary["rmse-best10"]
-    )
+    settings = {"task": "regression", "num-clients": 5, "seed": 1}
+    summary = run(tmp_path / "run", **settings, num_rounds=2, evaluate_every=2)
+    task = build_task(with_defaults(settings))
+    weight, bias = weight_and_bias(load_file(tmp_path / "run" / "model.safetensors"))
+    of, tests = task.target_scale, [task.arrays(client, 5).test for client in range(5)]
+    errors = [
+        of.center
+        + of.scale * (part.x.astype(float).reshape(len(part), -1) @ weight.T + bias)
+        - part.y
+        for part in tests
+    ]
+    own = [root_mean_square(of_client) for of_client in errors]
+    errors, y = np.concatenate(errors), np.concatenate([part.y for part in tests])
+    wanted = {
+        "rmse-pooled": root_mean_square(errors),
+        "mae-pooled": np.abs(errors).mean(),
+        "r2-pooled": 1 - (errors**2).sum() / ((y - y.mean()) ** 2).sum(),
+        "rmse-mean": np.mean(own),
+        "rmse-worst": max(own),
+        "loss-weighted": np.mean((errors / of.scale) ** 2),
+    }
+    assert {name: summary[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    ends = [summary[f"rmse-{end}"] for end in ("worst", "worst10", "mean", "best10")]
+    assert ends == sorted(ends, reverse=True)
     assert not [key for key in summary if "accuracy" in key or "parity" in key or "gini" in key]
-    sizes = [len(task.arrays(client, 5).test) for client in range(5)]
-    assert summary["loss-weighted"] == pytest.approx(np.mean((errors / of.scale) ** 2), rel=1e-4)
-    assert len(set(sizes)) > 1, "the weights of the samples would not matter"
+    assert len(set(map(len, tests))) > 1, "the weights of the samples would not matter"
 
 
 # --- the scale of the targets ---------------------------------------------------------
@@ -186,14 +154,13 @@ def test_pooled_scores_of_a_run_are_those_of_the_union_of_its_test_rows(tmp_path
 
 def test_one_scale_serves_all_clients_and_is_that_of_all_training_targets():
     task = task_of(6)
-    y = np.concatenate([task.arrays(client, 6).train.y for client in range(6)])
+    parts = [task.arrays(client, 6) for client in range(6)]
+    y = np.concatenate([part.train.y for part in parts])
     np.testing.assert_allclose(task.target_scale.center, y.mean(0), rtol=1e-12)
     np.testing.assert_allclose(task.target_scale.scale, y.std(0), rtol=1e-12)
-    for client in range(6):
-        wanted = (task.arrays(client, 6).test.y - y.mean(0)) / y.std(0)
-        np.testing.assert_allclose(
-            task.client_data(client, 6).test.y.numpy(), wanted, rtol=1e-5, atol=1e-6
-        )
+    for client, part in enumerate(parts):
+        found, wanted = task.client_data(client, 6).test.y, (part.test.y - y.mean(0)) / y.std(0)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
     assert "from sums over the clients" in task.from_clients
 
 
@@ -209,49 +176,42 @@ def test_a_net_of_one_layer_starts_at_the_trivial_prediction():
         return float(task.objective.loss(task.initial_model()(x), y))
 
     assert loss_at_start() == pytest.approx(1.0, abs=1e-5)
-    assert loss_at_start(model__start="random") > 1.2
     assert loss_at_start(method="superfed-mm") == pytest.approx(1.0, abs=1e-5)
-    thesis = {"method": "superfed-mm", "form": "printed"}
-    assert loss_at_start(**thesis) > 1.2  # its two models must differ
-    logits = task_of(task="tabular").initial_arrays()
-    assert all((array == 0).all() for array in logits.values())
+    assert loss_at_start(model__start="random") > 1.2
+    assert loss_at_start(method="superfed-mm", form="printed") > 1.2, "its models must differ"
+    assert not any(array.any() for array in task_of(task="tabular").initial_arrays().values())
     # units of a hidden layer that start alike stay alike
     assert any(array.any() for array in task_of(model__name="mlp").initial_arrays().values())
 
 
 def test_inputs_are_scaled_alike_at_all_clients_unless_each_is_to_use_its_own():
-    tasks = {
-        chosen: task_of(6, data__standardise=chosen, data__clip=0.0)
-        for chosen in ("sums", "client")
-    }
-    numbers = list(tasks["sums"].samples.numbers.scaled)
-    parts = {
-        chosen: [task.arrays(client, 6).train.x[:, numbers].astype(float) for client in range(6)]
-        for chosen, task in tasks.items()
-    }
-    together = np.concatenate(parts["sums"])
+    def inputs(how):
+        task = task_of(6, data__standardise=how, data__clip=0.0)
+        numbers = list(task.samples.numbers.scaled)
+        return [task.arrays(k, 6).train.x[:, numbers].astype(float) for k in range(6)]
+
+    alike, own = inputs("sums"), inputs("client")
+    together = np.concatenate(alike)
     np.testing.assert_allclose(together.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(together.std(0), 1, rtol=1e-6)
-    assert max(np.abs(part.mean(0)).max() for part in parts["sums"]) > 0.3, (
-        "clients differ, and that is to be seen"
-    )
-    for part in parts["client"]:
+    assert max(np.abs(part.mean(0)).max() for part in alike) > 0.3, "that they differ is seen"
+    for part in own:
         np.testing.assert_allclose(part.mean(0), 0, atol=1e-6)
 
 
 def test_fedapps_data_shows_the_targets_and_what_is_to_be_beaten(capsys):
     assert main(["data", "task=regression", "num-clients=4"]) == 0
     shown = capsys.readouterr().out
-    task = task_of(4)
-    parts = [task.target_parts(client, 4) for client in range(4)]
+    parts = [task_of(4).target_parts(client, 4) for client in range(4)]
     mean = np.concatenate([train for train, *_ in parts]).mean()
-    own = [np.sqrt(np.mean((test - mean) ** 2)) for *_, test in parts]
-    assert (
-        f"all clients' training targets: RMSE {np.mean(own):.4g} (mean over clients), "
-        f"{max(own):.4g} (worst)" in shown
+    of_all = [root_mean_square(test - mean) for *_, test in parts]
+    own = [root_mean_square(test - train.mean()) for train, _, test in parts]
+    assert not lacking(
+        shown,
+        f"all clients' training targets: RMSE {np.mean(of_all):.4g} (mean over clients), "
+        f"{max(of_all):.4g} (worst)",
+        f"each client's own training targets: RMSE {np.mean(own):.4g}",
     )
-    own = [np.sqrt(np.mean((test - train.mean()) ** 2)) for train, _, test in parts]
-    assert f"each client's own training targets: RMSE {np.mean(own):.4g}" in shown
     assert "one class only" not in shown
 
 
@@ -295,17 +255,14 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, message):
 
 @pytest.mark.slow
 def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp_path, capsys):
-    path = houses(tmp_path)
-    own = {
-        "num-rounds": 6,
-        "train.local-epochs": 10,
-        "train.learning-rate": 0.05,
-        "client-store": "disk",
+    given = table(houses(tmp_path))
+    own = {"num-rounds": 6, "train.local-epochs": 10, "train.learning-rate": 0.05}
+    scores = {
+        method: run(tmp_path / method, method=method, client_store="disk", **given, **own)
+        for method in ("fedavg", "local", "finetune")
     }
-    for method in ("fedavg", "local", "finetune"):
-        run(tmp_path / method, method=method, **table(path), **own)
     capsys.readouterr()
-    folders = [str(tmp_path / method) for method in ("fedavg", "local", "finetune")]
+    folders = [str(tmp_path / method) for method in scores]
     assert main(["compare", *folders, "--out", str(tmp_path / "c")]) == 0
     shown = capsys.readouterr().out
     assert "RMSE" in shown
@@ -318,7 +275,6 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     )
 
     # The prices differ by town, so that no one model serves all.
-    scores = {method: summary_of(tmp_path / method) for method in ("fedavg", "local", "finetune")}
     assert scores["local"]["rmse-mean"] < 0.5 * scores["fedavg"]["rmse-mean"]
     assert scores["finetune"]["rmse-mean"] < scores["fedavg"]["rmse-mean"]
     report = (tmp_path / "fedavg" / "report.html").read_text()
@@ -327,29 +283,18 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
 
     out = tmp_path / "north.safetensors"
     assert main(["export", str(tmp_path / "local"), "--client", "0", "--out", str(out)]) == 0
-    from safetensors import safe_open
-
+    weight, bias = weight_and_bias(load_file(out))
     with safe_open(out, "np") as file:
-        metadata = file.metadata()
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    net = torch.nn.Linear(2, 1)
-    net.load_state_dict(
-        {name.rpartition(".")[2]: torch.from_numpy(array) for name, array in arrays.items()}
+        known = file.metadata()
+    assert json.loads(known["features"]) == ["area", "old=yes"]
+    mean, deviation, center, scale = (
+        np.array(json.loads(known[name]))
+        for name in ("mean", "deviation", "target-center", "target-scale")
     )
-    task = build_task(with_defaults(table(path) | {"num-clients": 3, "device": "cpu"}))
-    part, inputs = (
-        task.arrays(0, 3, scale=False).test,
-        {name: np.array(json.loads(metadata[name])) for name in ("mean", "deviation")},
-    )
-    assert json.loads(metadata["features"]) == ["area", "old=yes"]
-    x = torch.from_numpy(((part.x - inputs["mean"]) / inputs["deviation"]).astype(np.float32))
-    (center,), (scale,) = (
-        json.loads(metadata["target-center"]),
-        json.loads(metadata["target-scale"]),
-    )
-    guess = center + scale * net(x)
-    rmse = float(np.sqrt(np.mean((guess.detach().double().numpy() - part.y) ** 2)))
-    assert rmse == pytest.approx(float(clients_of(tmp_path / "local")[0]["rmse"]), rel=1e-3)
+    part = task_of(**given).arrays(0, 3, scale=False).test
+    guess = center + scale * ((part.x - mean) / deviation @ weight.T + bias)
+    rmse = float(clients_of(tmp_path / "local")[0]["rmse"])
+    assert root_mean_square(guess - part.y) == pytest.approx(rmse, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -376,44 +321,20 @@ def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message,
     )
 
 
-def test_a_class_task_pointed_at_numbers_names_this_one(tmp_path):
-    path = houses(tmp_path)
-    for call, message in (
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data.label": "prise"}, "data.label = 'prise': .* did you mean 'price'"),
+        ({"task": "tabular"}, "or predict numbers: task = 'regression'"),
         (
-            lambda: assemble(with_defaults(table(path) | {"data.label": "prise", "device": "cpu"})),
-            r"data.label = 'prise': .* did you mean 'price'",
-        ),
-        (
-            lambda: assemble(with_defaults(table(path) | {"task": "tabular", "device": "cpu"})),
+            {"task": "classification", "data.natural-id": ""},
             "or predict numbers: task = 'regression'",
         ),
-        (
-            lambda: assemble(
-                with_defaults(
-                    {
-                        "data.source": str(path),
-                        "data.label": "price",
-                        "device": "cpu",
-                        "task": "classification",
-                    }
-                )
-            ),
-            "or predict numbers: task = 'regression'",
-        ),
-    ):
-        refused(call, message, UserError)
-
-
-def test_several_columns_are_predicted_together(tmp_path):
-    path = houses(tmp_path, rent=[float(number % 17) for number in range(90)])
-    summary = run(tmp_path / "run", **(table(path) | {"data.label": "price,rent", "num-rounds": 2}))
-    assert {"rmse-pooled-1", "rmse-pooled-2", "r2-pooled-2"} <= set(summary)
-    assert summary["rmse-pooled"] ** 2 == pytest.approx(
-        (summary["rmse-pooled-1"] ** 2 + summary["rmse-pooled-2"] ** 2) / 2
-    )
-    assert summary["r2-pooled"] == pytest.approx(
-        (summary["r2-pooled-1"] + summary["r2-pooled-2"]) / 2
-    )
+    ],
+)
+def test_a_class_task_pointed_at_numbers_names_this_one(changed, message, tmp_path):
+    given = table(houses(tmp_path)) | changed
+    refused(lambda: assemble(with_defaults(given)), message, UserError)
 
 
 # --- arrays ---------------------------------------------------------------------------
@@ -425,28 +346,20 @@ def embeddings(path, targets=0, n=60, **changed):
     y = x @ rng.normal(size=(5, max(targets, 1))) * 30 + 100
     arrays = {"x": x, "y": y if targets else y[:, 0], "who": np.arange(n) % 4}
     np.savez(path, **(arrays | changed))
-    return {
-        "task": "regression",
-        "data.source": str(path),
-        "data.natural-id": "who",
-        "device": "cpu",
-    }
+    return {"task": "regression", "data.source": str(path), "data.natural-id": "who"}
 
 
 @pytest.mark.parametrize("targets", [0, 3])
 def test_an_npz_with_targets_of_any_number(targets, tmp_path):
-    settings = embeddings(tmp_path / "set.npz", targets)
-    summary = run(tmp_path / "run", **(settings | {"num-rounds": 30, "train.learning-rate": 0.05}))
+    given = embeddings(tmp_path / "set.npz", targets)
+    summary = run(tmp_path / "run", **given, num_rounds=30, **{"train.learning-rate": 0.05})
     assert summary["r2-pooled"] > 0.9, "they are linear in x"
-    task = build_task(with_defaults(settings | {"num-clients": 4}))
+    task = task_of(4, **given)
     assert task.num_outputs == max(targets, 1)
     y = np.load(tmp_path / "set.npz")["y"].reshape(60, -1)
-    rows = task.split(1, 4)[2]
-    np.testing.assert_allclose(
-        task.client_data(1, 4).test.y * task.target_scale.scale + task.target_scale.center,
-        y[rows],
-        rtol=1e-5,
-    )
+    found = task.client_data(1, 4).test.y.numpy() * task.target_scale.scale
+    found += task.target_scale.center
+    np.testing.assert_allclose(found, y[task.split(1, 4)[2]], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -505,13 +418,7 @@ AT_SITES = {
 
 
 def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp_path):
-    job = AT_SITES | {
-        "sites.client": "town",
-        "num-clients": 3,
-        "num-rounds": 2,
-        "clients-per-round": 0,
-        "device": "cpu",
-    }
+    job = AT_SITES | {"sites.client": "town", "num-clients": 3, "num-rounds": 2}
     settings = with_folder(assemble(with_defaults(job))[0], tmp_path / "run")
     source = str(houses(tmp_path))
     grid = InlineGrid(app, 1, settings.flat())
@@ -520,22 +427,14 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     context.node_config.update({"client-id": "estate", "data": source})
     summary = execute(settings, GatewayGrid(grid))
     assert summary["status"] == "completed"
-    task, model = build_task(settings, source), load_file(tmp_path / "run" / "model.safetensors")
-    weight, bias = (
-        next(model[name].astype(float) for name in model if name.endswith(end))
-        for end in ("weight", "bias")
-    )
-    errors = []
-    for name in task.names():
-        part = task.arrays(f"estate:{name}", 3).test
-        errors.append(250000 + 200000 * (part.x.astype(float) @ weight.T + bias) - part.y)
+    task = build_task(settings, source)
+    weight, bias = weight_and_bias(load_file(tmp_path / "run" / "model.safetensors"))
+    parts = [task.arrays(f"estate:{name}", 3).test for name in task.names()]
+    errors = [250000 + 200000 * (part.x @ weight.T + bias) - part.y for part in parts]
     assert len(errors) == 3
-    assert summary["rmse-pooled"] == pytest.approx(
-        float(np.sqrt(np.mean(np.concatenate(errors) ** 2))), rel=1e-4
-    )
-    assert summary["rmse-worst"] == pytest.approx(
-        max(float(np.sqrt(np.mean(e**2))) for e in errors), rel=1e-4
-    )
+    pooled = root_mean_square(np.concatenate(errors))
+    assert summary["rmse-pooled"] == pytest.approx(pooled, rel=1e-4)
+    assert summary["rmse-worst"] == pytest.approx(max(map(root_mean_square, errors)), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -579,17 +478,10 @@ ON_NUMBERS = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ON_NUMBERS)
 def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
-    settings = {
-        "task": "regression",
-        "model.name": "mlp",
-        "num-clients": 3,
-        "num-rounds": 1,
-        "train.local-epochs": 1,
-        "clients-per-round": 0,
-    }
-    if method == "histogram-boosting":
-        settings |= {"num-rounds": 5, "evaluate-every": 5}
-    summary = run(tmp_path / "run", method=method, **settings)
+    rounds = 5 if method == "histogram-boosting" else 1
+    job = {"task": "regression", "model.name": "mlp", "num-clients": 3, "method": method}
+    job |= {"num-rounds": rounds, "evaluate-every": rounds, "train.local-epochs": 1}
+    summary = run(tmp_path / "run", **job)
     assert (summary["status"], summary["failures"]) == ("completed", 0)
     assert 0 < summary["rmse-pooled"] < 1000
     assert summary["rmse-worst"] >= summary["rmse-mean"]
@@ -598,74 +490,57 @@ def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
 
 def test_histogram_boosting_learns_what_no_line_can_and_takes_missing_values_as_they_are(tmp_path):
     rng = np.random.default_rng(0)
-    n = 400
-    area, age = rng.uniform(30, 150, n), rng.uniform(0, 100, n)
-    price = np.where((area > 90) == (age > 50), 300.0, 100.0) + rng.normal(size=n)
-    lines = [
-        f"{a:.3f},{b:.3f},{p:.3f},{'abcd'[i % 4]}"
-        for i, (a, b, p) in enumerate(zip(area, age, price, strict=True))
-    ]
-    lines[3] = f",{age[3]:.3f},{price[3]:.3f},d"
-    (tmp_path / "flats.csv").write_text("\n".join(["area,age,price,town", *lines]))
-    settings = table(tmp_path / "flats.csv")
-    trees = {
-        "method": "histogram-boosting",
-        "num-rounds": 32,
-        "evaluate-every": 32,
-        "histogram-boosting.learning-rate": 0.5,
-    }
-    boosted = run(tmp_path / "trees", **settings, **trees)
-    line = run(tmp_path / "line", **settings, **{"num-rounds": 20, "evaluate-every": 20})
+    area, age = rng.uniform(30, 150, 400), rng.uniform(0, 100, 400)
+    price = np.where((area > 90) == (age > 50), 300.0, 100.0) + rng.normal(size=400)
+    columns = {"area": area, "age": age, "price": price, "town": np.resize(list("abcd"), 400)}
+    flats = pd.DataFrame(columns)
+    flats.loc[3, "area"] = np.nan
+    flats.to_csv(tmp_path / "flats.csv", index=False)
+    given = table(tmp_path / "flats.csv")
+    trees = {"method": "histogram-boosting", "histogram-boosting.learning-rate": 0.5}
+    boosted = run(tmp_path / "trees", **given, **trees, num_rounds=32, evaluate_every=32)
+    line = run(tmp_path / "line", **given, num_rounds=20, evaluate_every=20)
     assert boosted["r2-pooled"] > 0.9
     assert line["r2-pooled"] < 0.3
-    assert boosted["loss-weighted"] == pytest.approx(1 - boosted["r2-pooled"], rel=0.3), (
-        "in standardised units"
-    )
+    # in standardised units
+    assert boosted["loss-weighted"] == pytest.approx(1 - boosted["r2-pooled"], rel=0.3)
 
 
 def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp_path, capsys):
     """A rate at which one of three towns diverges, without a bound on gradients."""
-    lines = ["town,a,b,price"]
-    rng = np.random.default_rng(0)
+    rng, rows = np.random.default_rng(0), []
     for town, factor in (("north", 1.0), ("south", 1.0), ("west", 40.0)):
-        lines += [
-            f"{town},{factor * a:.4f},{factor * (a + 0.01 * b):.4f},{a + 0.1 * b:.4f}"
+        rows += [
+            {"town": town, "a": factor * a, "b": factor * (a + 0.01 * b), "price": a + 0.1 * b}
             for a, b in rng.normal(size=(40, 2))
         ]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    settings = table(tmp_path / "t.csv") | {"num-rounds": 5, "method": "local", "data.clip": 0.0}
-    wild = settings | {"train.learning-rate": 0.4, "train.max-gradient-norm": 0.0}
-    summary = run(tmp_path / "wild", **wild)
-    assert summary["rmse-mean"] < 10
+    given = table(write_csv(tmp_path / "t.csv", rows, {}))
+    given |= {"num-rounds": 5, "method": "local", "data.clip": 0.0, "train.learning-rate": 0.4}
+    assert run(tmp_path / "wild", **given, **{"train.max-gradient-norm": 0.0})["rmse-mean"] < 10
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "wild"), "--out", str(tmp_path / "c")]) == 0
     assert "diverged, not in the means: west" in capsys.readouterr().out
-    tame = run(tmp_path / "tame", **(settings | {"train.learning-rate": 0.4}))
+    tame = run(tmp_path / "tame", **given)
     assert tame["failures"] == 0
     assert tame["rmse-worst"] < 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["fedavg", "scaffold", "fedadam", "ditto", "superfed-mm"],
-)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam", "ditto", "superfed-mm"])
 def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
     """Like the voices of Parkinsons: five columns of the same measure, a few values far
     away, people with their own level. R² above that of the mean.
     """
-    rng = np.random.default_rng(1)
-    lines = ["town,age,a,b,c,d,e,price"]
+    rng, rows = np.random.default_rng(1), []
     for town in range(6):
         level = rng.normal(0, 0.3)
         for _ in range(60):
             age, z = rng.normal(size=2)
             voice = np.exp(2.5 * z) * (1 + 0.001 * rng.normal(size=5))
             price = age + 0.5 * z + level + 0.3 * rng.normal()
-            lines.append(f"town-{town},{age:.4f},{','.join(map(str, voice))},{price:.4f}")
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    summary = run(
-        tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=5, evaluate_every=5
-    )
+            row = {"town": f"town-{town}", "age": age, "price": price}
+            rows.append(row | dict(zip("abcde", voice, strict=True)))
+    given = table(write_csv(tmp_path / "t.csv", rows, {}))
+    summary = run(tmp_path / "r", **given, method=method, num_rounds=5, evaluate_every=5)
     assert summary["failures"] == 0
     assert summary["r2-pooled"] > 0.2

@@ -2,8 +2,6 @@
 without data, and every fault said by name.
 """
 
-import io
-
 import datasets
 import numpy as np
 import pytest
@@ -15,6 +13,8 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
+from tests.data_folders import write_parquet
+from tests.helpers import clients_of, refused, rounds_of
 
 TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b|c, sex=0|1"}
 IMAGES = {"sites.labels": "dog,cat", "sites.shape": "1,4,4"}
@@ -30,18 +30,9 @@ def valid_rows(n=20, kinds="ab"):
 
 
 def picture_folder(path, labels, size=4, names=None):
-    def picture(seed):
-        buffer = io.BytesIO()
-        Image.fromarray(
-            np.random.default_rng(seed).integers(0, 255, (size, size), dtype=np.uint8)
-        ).save(buffer, "PNG")
-        return {"bytes": buffer.getvalue(), "path": None}
-
     label = datasets.ClassLabel(names=names) if names else datasets.Value("string")
-    features = datasets.Features({"image": datasets.Image(), "label": label})
-    rows = {"image": [picture(i) for i in range(len(labels))], "label": labels}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(path))
-    return str(path)
+    columns = {"image": [Image.effect_noise((size, size), 60) for _ in labels], "label": labels}
+    return write_parquet(path, columns, {"image": datasets.Image(), "label": label})
 
 
 def site(config, source, name="oslo"):
@@ -57,39 +48,24 @@ def test_a_table_has_the_features_of_the_settings_whatever_values_a_site_has_see
     rows = ["40,b,1,1,x", "60,b,0,0,x", ",b,1,1,x", "50,,0,0,x"] * 5
     task = build_task(settings, csv_file(tmp_path / "a.csv", rows))
     assert task.samples.numbers.used == ("age", "kind=a", "kind=b", "kind=c", "sex=1")
+    assert task.samples.numbers.scaled == (True, False, False, False, False)
     np.testing.assert_array_equal(
         task.samples.x[:4, 0, 0],
         [[40, 0, 1, 0, 1], [60, 0, 1, 0, 0], [np.nan, 0, 1, 0, 1], [50, *[np.nan] * 3, 0]],
     )
-    assert task.samples.numbers.scaled == (True, False, False, False, False)
-    data = task.client_data("oslo", 3)
-    assert data.train.x.shape == (16, 5)
-    assert len(data.test) == 4
-    again = build_task(settings, csv_file(tmp_path / "a.csv", rows)).client_data("rome", 3)
-    assert not np.array_equal(again.test.x, data.test.x)  # the split is the site's own
-
-
-def test_a_folder_gives_the_same_table_as_a_csv_file(tmp_path):
-    rows = valid_rows()
-    (tmp_path / "folder").mkdir()
-    csv_file(tmp_path / "folder" / "train.csv", rows)
-    one = site(TABLE, csv_file(tmp_path / "a.csv", rows))
-    other = site(TABLE, str(tmp_path / "folder"))
-    np.testing.assert_array_equal(one.train.x, other.train.x)
-    np.testing.assert_array_equal(one.test.y, other.test.y)
+    oslo, rome = (task.client_data(name, 3) for name in ("oslo", "rome"))
+    assert (oslo.train.x.shape, len(oslo.test)) == ((16, 5), 4)
+    assert not np.array_equal(rome.test.x, oslo.test.x)  # the split is the site's own
 
 
 def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
     strings = site(IMAGES, picture_folder(tmp_path / "a", ["cat"] * 10))
     assert set(strings.train.y.tolist()) == {1}
-    classes = site(IMAGES, picture_folder(tmp_path / "b", [0, 2] * 5, names=["cat", "bird", "dog"]))
-    assert sorted(set(classes.train.y.tolist()) | set(classes.test.y.tolist())) == [0, 1]
     assert strings.train.x.shape == (6, 1, 4, 4)
-    assert {
-        array.shape[0]
-        for name, array in build_task(read_settings(IMAGES)).initial_arrays().items()
-        if "classifier" in name
-    } == {2}
+    classes = site(IMAGES, picture_folder(tmp_path / "b", [0, 2] * 5, names=["cat", "bird", "dog"]))
+    assert sorted({*classes.train.y.tolist(), *classes.test.y.tolist()}) == [0, 1]
+    arrays = build_task(read_settings(IMAGES)).initial_arrays()
+    assert {len(array) for name, array in arrays.items() if "classifier" in name} == {2}
 
 
 @pytest.mark.parametrize(
@@ -126,21 +102,21 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
 )
 def test_what_is_wrong_with_a_sites_table_is_said(tmp_path, rows, header, message):
     path = csv_file(tmp_path / "a.csv", rows, *([header] if header else []))
-    with pytest.raises(UserError, match=message):
-        site(TABLE, path)
+    refused(lambda: site(TABLE, path), message, UserError)
 
 
-def test_what_is_wrong_with_a_sites_images_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"label 'cow' is none of sites\.labels = 'dog,cat'"):
-        site(IMAGES, picture_folder(tmp_path / "a", ["cat", "cow"] * 5))
-    with pytest.raises(
-        UserError, match=r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"
-    ):
-        site(IMAGES, picture_folder(tmp_path / "b", ["cat"] * 9, size=5))
-    with pytest.raises(UserError, match=r"3 samples, a client needs 5"):
-        site(IMAGES, picture_folder(tmp_path / "c", ["cat"] * 3))
-    with pytest.raises(UserError, match="there is no such folder"):
-        site(IMAGES, str(tmp_path / "d"))
+@pytest.mark.parametrize(
+    ("labels", "size", "message"),
+    [
+        (["cat", "cow"] * 5, 4, r"label 'cow' is none of sites\.labels = 'dog,cat'"),
+        (["cat"] * 9, 5, r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"),
+        (["cat"] * 3, 4, "3 samples, a client needs 5"),
+        ([], 4, "there is no such folder"),
+    ],
+)
+def test_what_is_wrong_with_a_sites_images_is_said(labels, size, message, tmp_path):
+    folder = picture_folder(tmp_path / "a", labels, size) if labels else str(tmp_path / "none")
+    refused(lambda: site(IMAGES, folder), message, UserError)
 
 
 @pytest.mark.parametrize(
@@ -154,77 +130,57 @@ def test_what_is_wrong_with_a_sites_images_is_said(tmp_path):
         ),
         ({"sites.labels": "a,b", "sites.shape": "1,4,4", "sites.columns": "x"}, "give one of them"),
         ({"task": "tabular", "sites.columns": "x,kind=a"}, r"write name or name=value\|value"),
+        ({}, "has data of its own .*, but the settings describe none"),
+        (
+            {"method": "fedfw", "task": "lasso", "sites.columns": "x"},
+            r"sites\.columns with task = 'lasso'",
+        ),
     ],
 )
 def test_descriptions_are_checked(config, message):
-    with pytest.raises(UserError, match=message):
-        read_settings(config)
-
-
-def test_settings_and_sites_must_agree(tmp_path):
-    with pytest.raises(UserError, match=r"has data of its own .*, but the settings describe none"):
-        build_task(read_settings({}), "/srv/data")
-    with pytest.raises(UserError, match=r"sites\.columns with task = 'lasso'"):
-        build_task(read_settings({"method": "fedfw", "task": "lasso", "sites.columns": "x"}))
+    refused(lambda: build_task(read_settings(config), "/srv/data"), message, UserError)
 
 
 def run_on(sites, config, out):
-    settings = read_settings(
-        config
-        | {"out": str(out), "num-clients": len(sites), "clients-per-round": 0, "num-rounds": 2}
-    )
+    job = {"out": str(out), "num-clients": len(sites), "clients-per-round": 0, "num-rounds": 2}
+    settings = read_settings(config | job)
     grid = InlineGrid(app, len(sites), settings.flat())
     for context, (name, source) in zip(grid.contexts.values(), sites.items(), strict=True):
         context.node_config = {"client-id": name} | ({"data": source} if source else {})
     return execute(settings, grid)
 
 
-def test_a_run_over_named_sites(tmp_path, caplog):
-    sites = {
-        name: csv_file(tmp_path / f"{name}.csv", valid_rows(20 + i))
-        for i, name in enumerate(["rome", "oslo"])
-    }
-    summary = run_on(sites, TABLE, tmp_path / "good")
-    assert (summary["status"], summary["failures"]) == ("completed", 0)
-    table = (tmp_path / "good" / "clients.csv").read_text()
-    assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["oslo", "rome"]
-
-
-@pytest.mark.parametrize("kind", ["images", "numbers"])
-def test_a_run_on_samples_of_sites(tmp_path, kind):
-    """The server, which sees none, asks nothing of them either; numbers have the scale
-    of their site.
+@pytest.mark.parametrize("kind", ["table", "images", "numbers"])
+def test_a_run_over_named_sites(tmp_path, kind):
+    """The server, which sees none of their samples, asks nothing of them either;
+    numbers have the scale of their site.
     """
-    if kind == "images":
-        config = IMAGES
-        sites = {
-            name: picture_folder(tmp_path / name, ["cat", "dog"] * 10) for name in ("rome", "oslo")
-        }
-    else:
-        config = {"sites.labels": "0,1", "sites.shape": "1,1,2"}
+
+    def source(name):
+        if kind == "images":
+            return picture_folder(tmp_path / name, ["cat", "dog"] * 10)
+        if kind == "table":
+            return csv_file(tmp_path / f"{name}.csv", valid_rows(20 if name == "rome" else 21))
         rows = [f"{i}.5,{i % 7},{i % 2},rome" for i in range(20)]
-        sites = {
-            name: csv_file(tmp_path / f"{name}.csv", rows, "age,pulse,label,ward")
-            for name in ("rome", "oslo")
-        }
-    summary = run_on(sites, config, tmp_path / "out")
+        return csv_file(tmp_path / f"{name}.csv", rows, "age,pulse,label,ward")
+
+    numbers = {"sites.labels": "0,1", "sites.shape": "1,1,2"}
+    config = {"table": TABLE, "images": IMAGES, "numbers": numbers}[kind]
+    summary = run_on({name: source(name) for name in ("rome", "oslo")}, config, tmp_path / "out")
     assert (summary["status"], summary["failures"]) == ("completed", 0)
-    lines = (tmp_path / "out" / "clients.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["client", "oslo", "rome"]
+    assert [row["client"] for row in clients_of(tmp_path / "out")] == ["oslo", "rome"]
 
 
-@pytest.mark.parametrize("faulty", ["data", "none"])
-def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty):
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        ("data", r"UserError in fedapps\.tasks\.site_data, line \d+"),
+        ("none", "this site has no data path: add data="),
+    ],
+)
+def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty, said):
     bad = csv_file(tmp_path / "bad.csv", valid_rows(kinds="abz")) if faulty == "data" else ""
     sites = {"rome": csv_file(tmp_path / "rome.csv", valid_rows()), "oslo": bad}
-    said = (
-        r"UserError in fedapps\.tasks\.site_data, line \d+"
-        if faulty == "data"
-        else "this site has no data path: add data="
-    )
     with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
         run_on(sites, TABLE, tmp_path / "out")
-    assert (
-        not (tmp_path / "out" / "rounds.jsonl").exists()
-        or not (tmp_path / "out" / "rounds.jsonl").read_text()
-    )
+    assert not rounds_of(tmp_path / "out")

@@ -1,6 +1,4 @@
-import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +12,14 @@ from fedapps.data.generated_tables import classes
 from fedapps.data.partition import stratified_rows
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, TableScale
-from fedapps.engines.inline import InlineGrid
+from fedapps.data.tables import PRESETS, find_preset
 from fedapps.errors import UserError
 from fedapps.records.measures import summarise
 from fedapps.runs.assembly import build_task
-from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import refused, rounds_of
+from tests.data_folders import write_parquet
+from tests.helpers import clients_of, refused, rounds_of, run_inline
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -30,14 +27,6 @@ def tabular(num_clients=0, seed=0, **options):
     return build_task(
         with_defaults({"task": "tabular", "num-clients": num_clients, "seed": seed} | config)
     )
-
-
-def write(folder, columns):
-    import datasets
-
-    folder.mkdir(exist_ok=True)
-    datasets.Dataset.from_dict(columns).to_parquet(folder / "train-00000-of-00001.parquet")
-    return str(folder)
 
 
 def small(n=20, clients=("b", "a")):
@@ -67,9 +56,8 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
         held = (labels[test] == label).sum()
         assert abs(held - 0.2 * count) <= 0.5 or held == 1
         assert 1 <= held < count
-    assert [
-        len(part) for part in stratified(np.ones(50, int), np.random.default_rng(0), 0.2, 0.1)
-    ] == [35, 5, 10]
+    three = stratified(np.ones(50, int), np.random.default_rng(0), 0.2, 0.1)
+    assert [len(part) for part in three] == [35, 5, 10]
 
 
 @pytest.mark.parametrize(("validation", "rare"), [(0.0, 1), (0.2, 2)])
@@ -137,18 +125,20 @@ def test_another_client_s_rows_change_nothing(tmp_path):
     other["age"][3] = None
     other["label"][:20] = [1 - label for label in other["label"][:20]]
     a, b = (
-        tabular(source=write(tmp_path / name, table), min_samples=5)
+        tabular(source=write_parquet(tmp_path / name, table), min_samples=5)
         for name, table in (("one", one), ("other", other))
     )
+    mine, same, changed = a.client_data(0, 2), b.client_data(0, 2), b.client_data(1, 2)
     for part in ("train", "test"):
-        first, second = (getattr(task.client_data(0, 2), part) for task in (a, b))
-        assert torch.equal(first.x, second.x)
-        assert torch.equal(first.y, second.y)
-    assert not torch.equal(a.client_data(1, 2).train.x, b.client_data(1, 2).train.x)
+        assert torch.equal(getattr(mine, part).x, getattr(same, part).x)
+        assert torch.equal(getattr(mine, part).y, getattr(same, part).y)
+    assert not torch.equal(a.client_data(1, 2).train.x, changed.train.x)
 
 
 def test_layout_of_a_table_by_hand(tmp_path):
-    samples = tabular(source=write(tmp_path / "t", small())).samples
+    columns = small() | {"big": [1_000_000 + k % 3 for k in range(40)]}
+    task = partial(tabular, source=write_parquet(tmp_path / "t", columns))
+    samples = task(drop="big").samples
     assert samples.clients.names == ("a", "b")
     assert samples.numbers.used == ("age", "kind=x", "kind=y", "kind=z", "sex=m")
     assert samples.numbers.scaled == (True, False, False, False, False)
@@ -156,33 +146,16 @@ def test_layout_of_a_table_by_hand(tmp_path):
         samples.x[20:24, 0, 0, 1:], [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]]
     )
     np.testing.assert_array_equal(samples.labels[:4], [0, 1, 1, 0])
-
-
-def test_categories_of_large_numbers_are_all_features(tmp_path):
-    columns = small() | {"big": [1_000_000 + k % 3 for k in range(40)]}
-    task = tabular(source=write(tmp_path / "t", columns), categorical="big", features="big")
-    assert task.samples.numbers.used == ("big=1000000", "big=1000001", "big=1000002")
+    large = task(categorical="big", features="big").samples
+    assert large.numbers.used == ("big=1000000", "big=1000001", "big=1000002")
 
 
 def test_a_missing_category_is_the_client_s_shares_of_all(tmp_path):
     columns = small(clients=("a",))
     columns["kind"][0] = None
-    x = tabular(source=write(tmp_path / "t", columns)).samples.x[:, 0, 0].astype(float)
+    x = tabular(source=write_parquet(tmp_path / "t", columns)).samples.x[:, 0, 0].astype(float)
     row = scaled(x, np.arange(12), (True, False, False, False, False))[0]
     np.testing.assert_allclose(row[1:4], [2 / 11, 6 / 11, 3 / 11], rtol=1e-6)
-
-
-def test_a_client_s_rows_are_split_by_the_seed_of_the_split(tmp_path):
-    task = partial(tabular, source=write(tmp_path / "t", small(40)), min_samples=5)
-    data = task().client_data(1, 2)
-    assert (len(data.train), len(data.test)) == (32, 8)
-    assert data.validation.x is data.train.x
-    assert int(data.test.y.sum()) == 4
-    again, other = task(seed=1).client_data(1, 2), task(split_seed="1").client_data(1, 2)
-    assert torch.equal(data.test.x, again.test.x)
-    assert not torch.equal(data.test.x, other.test.x)
-    parts = task(validation=0.1).client_data(1, 2)
-    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [28, 4, 8]
 
 
 # --- the objective --------------------------------------------------------------------
@@ -200,38 +173,25 @@ def test_one_logit_is_a_softmax_over_the_difference_of_two():
     )
 
 
-class Given(torch.nn.Module):
-    """A model whose logit is its input."""
-
-    def forward(self, x):
-        return x
-
-
 def test_scores_of_a_client():
     x, y = torch.tensor([[2.0], [-1.0], [0.5], [0.0], [-3.0]]), torch.tensor([1, 0, 0, 0, 1])
-    scores = BINARY.score(Given(), Split(x, y))
+    scores = BINARY.score(torch.nn.Identity(), Split(x, y))
     assert scores["accuracy"] == pytest.approx(3 / 5)
     # the 1 at 2 is above all three zeros, the 1 at -3 above none
     assert scores["auroc"] == pytest.approx(3 / 6)
-    probabilities = torch.sigmoid(x[:, 0])
-    expected = -(y * probabilities.log() + (1 - y) * (1 - probabilities).log()).mean()
-    assert scores["loss"] == pytest.approx(float(expected))
+    loss = functional.binary_cross_entropy_with_logits(x[:, 0], y.float())
+    assert scores["loss"] == pytest.approx(float(loss))
 
 
 def test_auroc_is_left_out_where_it_is_undefined():
-    x = torch.tensor([[2.0], [-1.0]])
-    assert set(BINARY.score(Given(), Split(x, torch.tensor([1, 1])))) == {
-        "accuracy",
-        "loss",
-        "test-samples",
-        "macro-precision",
-        "macro-recall",
-        "macro-f1",
-        "confusion",
-    }
-    scores = BINARY.score(Given(), Split(torch.tensor([[np.nan], [-1.0]]), torch.tensor([0, 0])))
-    assert "auroc" not in scores
-    assert scores["accuracy"] == 0.5
+    one_class, not_finite = (
+        BINARY.score(torch.nn.Identity(), Split(torch.tensor(x), torch.tensor(y)))
+        for x, y in (([[2.0], [-1.0]], [1, 1]), ([[np.nan], [-1.0]], [0, 0]))
+    )
+    classes = {"macro-precision", "macro-recall", "macro-f1", "confusion"}
+    assert set(one_class) == {"accuracy", "loss", "test-samples", *classes}
+    assert "auroc" not in not_finite
+    assert not_finite["accuracy"] == 0.5
 
 
 # --- the task -------------------------------------------------------------------------
@@ -263,8 +223,6 @@ def test_the_generated_table_has_clients_that_differ():
 
 
 def test_heart_and_berka_are_recognised_by_their_columns():
-    from fedapps.data.tables import PRESETS, find_preset
-
     for name in ("heart", "berka"):
         preset = PRESETS[name]
         named = ("natural_id", "label", "features", "drop")
@@ -301,117 +259,58 @@ def test_heart_and_berka_are_recognised_by_their_columns():
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(change, options, message, tmp_path):
-    given = {"source": write(tmp_path / "t", small() | change)} | options
+    given = {"source": write_parquet(tmp_path / "t", small() | change)} | options
     refused(lambda: tabular(**given).check(2), message, UserError)
 
 
 def test_clients_that_are_left_out(tmp_path):
-    task = tabular(source=write(tmp_path / "t", small()), min_samples=5, drop_clients="a")
+    task = tabular(source=write_parquet(tmp_path / "t", small()), min_samples=5, drop_clients="a")
     task.check(1)
-    assert {
-        task.samples.clients.names[code]
-        for code in task.samples.clients.codes[task.partition(1)[0]]
-    } == {"b"}
+    (mine,) = task.partition(1)
+    assert {task.samples.clients.names[code] for code in task.samples.clients.codes[mine]} == {"b"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path):
-    config = {
-        "method": method,
-        "task": "tabular",
-        "num-clients": 6,
-        "clients-per-round": 0,
-        "num-rounds": 15,
-    }
-    config |= {"data.partition": "natural", "data.validation": 0.0}
-    settings = read_settings(
-        config | {"train.local-epochs": 1, "train.learning-rate": 0.02, "evaluate-every": 1}
-    )
-    settings = with_folder(settings, tmp_path / "r")
-    summary = execute(settings, InlineGrid(app, 6, settings.flat()))
+    job = {"method": method, "task": "tabular", "num-clients": 6, "num-rounds": 15}
+    job |= {"train.local-epochs": 1, "evaluate-every": 1}
+    summary = run_inline(tmp_path / "r", **job)
     first, *_, last = [row["evaluate"] for row in rounds_of(tmp_path / "r")]
     assert last["loss-weighted"] < 0.9 * first["loss-weighted"]
-    ends = ("mean", "std", "worst10", "best10", "worst", "weighted")
+    ends = ("worst", "worst10", "mean", "best10", "std", "weighted")
     wanted = {f"{name}-{end}" for name in ("accuracy", "auroc") for end in ends}
     assert wanted | {"gini", "parity-gap", "auroc-gini", "auroc-parity-gap"} <= set(summary)
-    assert (
-        summary["auroc-worst"]
-        <= summary["auroc-worst10"]
-        <= summary["auroc-mean"]
-        <= summary["auroc-best10"]
-        <= 1
-    )
-    assert "auroc" in (tmp_path / "r" / "clients.csv").read_text().splitlines()[0].split(",")
+    aurocs = [summary[f"auroc-{end}"] for end in ends[:4]]
+    assert aurocs == sorted(aurocs)
+    assert aurocs[-1] <= 1
+    assert "auroc" in clients_of(tmp_path / "r")[0]
 
 
 def test_clients_without_an_auroc_are_left_out_of_it():
+    accuracies, aurocs = (0.5, 0.9, 0.7), ({}, {"auroc": 0.75}, {"auroc": 0.25})
     metrics = {
-        0: {"num-examples": 5, "accuracy": 0.5, "loss": 1.0},
-        1: {"num-examples": 5, "accuracy": 0.9, "loss": 2.0, "auroc": 0.75},
-        2: {"num-examples": 5, "accuracy": 0.7, "loss": 3.0, "auroc": 0.25},
+        k: {"num-examples": 5, "accuracy": accuracy, "loss": 1.0 + k, **auroc}
+        for k, (accuracy, auroc) in enumerate(zip(accuracies, aurocs, strict=True))
     }
     summary = summarise(metrics)
-    assert (summary["auroc-mean"], summary["auroc-worst"]) == (0.5, 0.25)
-    assert summary["auroc-gini"] == pytest.approx(0.25)
-    assert (summary["parity-gap"], summary["auroc-parity-gap"]) == pytest.approx((0.4, 0.5))
+    wanted = {"auroc-mean": 0.5, "auroc-worst": 0.25, "auroc-gini": 0.25}
+    wanted |= {"parity-gap": 0.4, "auroc-parity-gap": 0.5}
+    assert {name: summary[name] for name in wanted} == pytest.approx(wanted)
     assert "num-examples-mean" not in summary
 
 
 def test_the_loss_of_the_worst_clients_stands_beside_their_accuracy():
     metrics = {k: {"num-examples": 5, "accuracy": 0.9, "loss": float(k)} for k in range(20)}
     summary = summarise(metrics)
-    assert [summary[f"loss-{end}"] for end in ("mean", "worst10", "worst", "best10")] == [
-        9.5,
-        18.5,
-        19.0,
-        0.5,
-    ]
+    wanted = {"mean": 9.5, "worst10": 18.5, "worst": 19.0, "best10": 0.5}
+    assert {end: summary[f"loss-{end}"] for end in wanted} == wanted
     # Where a client names its test loss, ``loss`` is that of its training samples;
     # without an accuracy there is no test.
     both = summarise({k: {**values, "test-loss": 1.0 + k} for k, values in metrics.items()})
     assert (both["test-loss-worst10"], both["test-loss-worst"]) == (19.5, 20.0)
     assert "loss-worst10" not in both
-    assert [
-        name for name in summarise({0: {"loss": 1.0}, 1: {"loss": 2.0}}) if "worst" in name
-    ] == []
-
-
-# --- the real tables ------------------------------------------------------------------
-
-REAL = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing")
-
-
-@pytest.mark.skipif(
-    not (REAL / "heart").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with heart"
-)
-def test_heart_has_four_hospitals_and_fifteen_features():
-    task = tabular(source=str((REAL / "heart").resolve()))
-    task.check(4)
-    assert task.samples.clients.names == ("cleveland", "hungarian", "switzerland", "va")
-    assert [len(part) for part in task.partition(4)] == [303, 294, 123, 200]
-    columns = task.samples.numbers
-    assert (len(columns.used), sum(columns.scaled)) == (15, 8)
-    assert sum(array.size for array in task.initial_arrays().values()) == 16
-    swiss = task.client_data(2, 4).train
-    assert torch.all(swiss.x[..., columns.used.index("chol")] == 0)  # nothing but 0 there
-    assert bool(torch.isfinite(torch.cat([task.client_data(i, 4).test.x for i in range(4)])).all())
-
-
-@pytest.mark.skipif(
-    not (REAL / "berka").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with berka"
-)
-def test_berka_has_seven_regions_and_fifteen_features():
-    source = str((REAL / "berka").resolve())
-    task = tabular(source=source)
-    task.check(7)
-    sizes = np.array([len(part) for part in task.partition(7)])
-    assert (len(sizes), sizes.sum()) == (7, 621)
-    assert sizes.mean() == pytest.approx(88.71, abs=5e-3)  # Table 3.5
-    columns = task.samples.numbers
-    assert (len(columns.used), sum(columns.scaled)) == (15, 13)
-    assert sum(array.size for array in task.initial_arrays().values()) == 16
-    assert tabular(source=source, drop_clients="Prague").natural_clients() == 7
+    assert not [name for name in summarise({0: {"loss": 1.0}, 1: {"loss": 2.0}}) if "worst" in name]
 
 
 def test_a_constant_has_deviation_one_whatever_rounding_leaves():
