@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.formats import is_percent, metric_name, metric_text, sentence, shortened
-from fedapps.lab.charts.axes import Panel, Reading
+from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
     heat,
     heat_key,
@@ -240,12 +240,8 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
             edges = np.append(places[part], part.stop) - 0.5
             axes.blocks(edges, heights[part], colour, label=label)
     if few and len(stack) > 1:
-        low, high = stack.min(0), stack.max(0)
-        starts, ends = (np.stack([places, end], axis=1) for end in (low, high))
-        axes.whiskers(starts, ends, theme.muted, 1.1, "lowest to highest run")
-        axes.readings.append(
-            Reading("lowest to highest run", theme.muted, places, low=low, high=high)
-        )
+        label = "lowest to highest run"
+        axes.whiskers(places, stack.min(0), stack.max(0), theme.muted, 1.1, label)
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 
