@@ -112,7 +112,7 @@ def test_pixels_of_shapes():
     assert seen[4, 60].tolist() == [255, 255, 255]
     dotted = pixels(Line(np.array([[0.0, 9.0], [36.0, 9.0]]), RED, 1.8, (9.0, 9.0)))
     assert [dotted[20, x, 1] for x in (10, 30, 50, 70)] == [0, 255, 0, 255]
-    # the highest, lowest, leftmost and rightmost pixel of a disc, and of texts at their start
+    # the ends of a disc, and of texts: above, below, left, right
     disc = extent(Dots(np.array([[9.0, 9.0]]), BLACK, 9))
     assert disc == pytest.approx((10, 30, 10, 30), abs=2)
     top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, BLACK))
