@@ -212,9 +212,15 @@ def by_them(name: str, count: int, job: Path) -> Run:
 
 def main() -> None:
     """Run and print."""
-    known: dict[str, Any] = {"--data": "", "--rounds": 10, "--processes": [1, 2]}
-    known["--only"] = ["fedapps", "pfl", "flower"]
-    given = options(__doc__, known)
+    given = options(
+        __doc__,
+        {
+            "--data": "",
+            "--rounds": 10,
+            "--processes": [1, 2],
+            "--only": ["fedapps", "pfl", "flower"],
+        },
+    )
     torch.set_num_threads(1)
     columns = ("", "processes", "s", "s a round", "CPU, s", "peak, MB", "accuracy, %")
     with tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp") as name:

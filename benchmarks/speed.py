@@ -1,15 +1,14 @@
 """Seconds of a round, of a local step and of a command.
 
-    python benchmarks/speed.py rounds [--data FOLDER] [--rounds 10] [--ray]
+    python benchmarks/speed.py rounds [--rounds 10] [--ray]
     python benchmarks/speed.py steps [--nets two-nn mlp ...] [--rounds 10]
     python benchmarks/speed.py commands [--rounds 3]
 
 rounds: both engines beside a plain PyTorch loop: ``nn.Module``, ``torch.optim.SGD``,
-tensors and a weighted sum, no framework. MNIST in FOLDER (see
-experiments/superfed/mnist-100.toml), or random images of its shape; 100 clients with
-600 training samples each, 784-200-200-10, ten clients per round, one epoch, batch 10:
-600 steps per round. With a hundred clients per round, a tenth of the round is given.
-One torch thread per process. Quote ratios: the last row shows how far the machine's
+tensors and a weighted sum, no framework. Random images of MNIST's shape; 100 clients
+with 600 training samples each, 784-200-200-10, ten clients per round, one epoch, batch
+10: 600 steps per round. With a hundred clients per round, a tenth of the round is
+given. One torch thread per process. Quote ratios: the last row shows how far the machine's
 speed has changed.
 
 steps: CPU time of a local step of FedAvg and SuPerFed, eager and compiled, and of the
@@ -42,8 +41,6 @@ from benchmarks.common import ROOT, TWO_NN, in_turns, options, show
 from fedapps.clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps.compiled import Compiler
-from fedapps.data.images import read_samples
-from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.models.image_nets import build_model
 from fedapps.records.rounds import read_rounds
@@ -80,27 +77,22 @@ WARM_UP, RAY_WARM_UP = 1, 5
 # --- rounds ---------------------------------------------------------------------------
 
 
-def write_images(source: str, folder: Path) -> Path:
-    """Write a file of 100,000 images, and return its path.
+def write_images(folder: Path) -> Path:
+    """Write a file of 100,000 random images, and return its path.
 
-    A client trains on 60 % of its samples, so 600 training samples take 1000: MNIST's
-    images are gone through more than once.
+    A client trains on 60 % of its samples, so 600 training samples take 1000.
     """
     number, rng = CLIENTS * TRAINED * 10 // 6, np.random.default_rng(0)
     x, y = rng.integers(0, 256, (number, 28, 28), dtype=np.uint8), rng.integers(0, 10, number)
-    if source:
-        images = read_samples(DataOptions(source=source))
-        rows = np.arange(number) % len(images.labels)
-        x, y = images.x[rows].squeeze(), images.labels[rows]
     np.savez(folder / "images.npz", x=x, y=y)
     return folder / "images.npz"
 
 
-def round_rows(source: str, rounds: int, ray: bool) -> Iterator[list[str]]:
+def round_rows(rounds: int, ray: bool) -> Iterator[list[str]]:
     """Yield a row per engine, and of the plain loop before and after them."""
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
-        job = {**TWO_NN, "data.source": str(write_images(source, Path(name)))}
+        job = {**TWO_NN, "data.source": str(write_images(Path(name)))}
         plain_job = read_settings({**job, "num-rounds": rounds, "out": name})
         base = plain_seconds(plain_job)
 
@@ -271,7 +263,6 @@ def main() -> None:
         __doc__,
         {
             "study": ("rounds", "steps", "commands"),
-            "--data": "",
             "--rounds": 10,
             "--ray": False,
             "--nets": list(NETS),
@@ -280,7 +271,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.study == "rounds":
         columns = ("", "s per round (median)", "/ plain loop", "target")
-        show("Rounds", columns, round_rows(given.data, given.rounds, given.ray))
+        show("Rounds", columns, round_rows(given.rounds, given.ray))
     elif given.study == "steps":
         columns = ("net", "method", "plain loop, µs", "eager, µs", "compiled, µs")
         columns += ("eager / plain", "compiled / plain", "compiled / eager")

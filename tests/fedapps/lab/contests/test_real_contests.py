@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import fedapps
+from benchmarks.contest import in_process
 from fedapps.clients.base.scores import ROWS
 from fedapps.errors import UserError
 from fedapps.lab.contests import setup
@@ -28,7 +29,7 @@ from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
-from tests.fedapps.lab.contests.sites import in_process, write_sites
+from tests.fedapps.lab.contests.sites import write_sites
 from tests.helpers import ROOT, run_inline, wait_for
 from tests.pretended_device import pretended_cuda
 
