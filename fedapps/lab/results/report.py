@@ -11,11 +11,9 @@ from pathlib import Path
 from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.formats import (
     LEADING_MEANS,
-    bytes_text,
     metric_name,
     metric_text,
     one_line,
-    seconds_text,
 )
 from fedapps.lab.charts import html
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
@@ -24,7 +22,7 @@ from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.gains import gain_over_local
-from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections, write_plots
+from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections, write_plots
 from fedapps.records.files import write_text
 from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
@@ -118,7 +116,7 @@ def report_title(run: RunFolder) -> str:
 def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
     """The parts of the report; ``points``: the most of a line."""
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
-    pictures = charts(plots(RUN), run, replace(THEME, points=points))
+    pictures = charts(PLOTS[RUN], run, replace(THEME, points=points))
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
@@ -304,7 +302,8 @@ def _details(run: RunFolder, share: float) -> list[Html]:
         )
     if run.clients:
         parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
-    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
+    numbers = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
+    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(numbers)))
     if run.settings:
         rows_of_settings = [
             (Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()
@@ -354,20 +353,6 @@ def _cell(key: str, value: object) -> str:
 
 def _cut(shown: int, total: int, file: str) -> str:
     return f"; the first {shown} are shown, all are in {file}" if shown < total else ""
-
-
-def _all_numbers(run: RunFolder) -> list[tuple[str, str]]:
-    rows = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
-    done = [record["seconds"] for record in run.rounds if is_number(record.get("seconds"))]
-    if done:
-        rows.append(("seconds, median of a round", seconds_text(sorted(done)[len(done) // 2])))
-    rounds = run.rounds_completed
-    rows += [
-        (f"{metric_name(key)}, per round", bytes_text(run.numbers[key] / rounds))
-        for key in ("bytes-up", "bytes-down")
-        if rounds and key in run.numbers
-    ]
-    return rows
 
 
 def _setting(value: object) -> str:

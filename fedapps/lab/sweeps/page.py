@@ -144,11 +144,9 @@ def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:
     """Return the tables with their headings."""
-    tables = []
-    for name, header, rows in results.tables(lambda text: Html(f"<b>{html.text(text)}</b>")):
-        # Other cells, such as those of ``sweep.printed``, come from the file: text.
-        tables.append((name, html.table(header, rows)))
-    return tables
+    # Other cells, such as those of ``sweep.printed``, come from the file: text.
+    tables = results.tables(lambda text: Html(f"<b>{html.text(text)}</b>"))
+    return [(name, html.table(header, rows)) for name, header, rows in tables]
 
 
 def _subtitle(plan: Plan) -> str:

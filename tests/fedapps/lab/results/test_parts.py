@@ -21,7 +21,6 @@ from fedapps.lab.results.parts import (
     COMPARISON,
     PLOTS,
     RUN,
-    plots,
     run_figures,
     run_sections,
 )
@@ -59,8 +58,8 @@ def headings(page):
 def test_a_full_run_has_every_plot_of_the_list_and_an_empty_one_has_none(full, tmp_path):
     (tmp_path / "settings.toml").write_text('method = "fedavg"\n')
     run, empty = read_run(full), read_run(tmp_path)
-    assert [plot.title for plot in plots(RUN) if not plot.figures(run)] == []
-    assert [plot.title for plot in plots(RUN) if plot.figures(empty)] == []
+    assert [plot.title for plot in PLOTS[RUN] if not plot.figures(run)] == []
+    assert [plot.title for plot in PLOTS[RUN] if plot.figures(empty)] == []
     assert run_sections(empty) == []
 
 
@@ -78,7 +77,7 @@ def test_a_comparison_shows_its_parts(full, write_run):
     other = write_run("other", "local", rounds=4, clients=[(0, 0.25), (1, 0.5)])
     comparison = compare([full, other])
     page = comparison.report.read_text()
-    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(comparison.figures())
+    assert names(page) == [plot.name for plot in PLOTS[COMPARISON]] == list(comparison.figures())
     assert [section.title for section in comparison.sections] == headings(page)[:2]
     assert list(compare([full], out=comparison.out).figures()) == ["comparison"]
 

@@ -214,7 +214,7 @@ def test_other_tasks_and_methods_show_their_measures(write_run):
     page = report(path)
     assert page.cards == page.cards | {"psnr, mean": "21.500", "coverage": "0.500"}
     assert lacking(page.rows, ["site a", "20"], ["site b", ""]) == []
-    assert list(run_figures(read_run(path))) == ["train-loss", "bytes", "measures"]
+    assert list(run_figures(read_run(path))) == ["train-loss", "measures"]
     assert not (path / "plots").exists()
 
 
@@ -249,7 +249,7 @@ def test_plots_and_curves(write_run):
     ends = {"accuracy-worst10": 0.7, "accuracy-best10": 1.0, "global-accuracy-mean": 0.8}
     paths = write_plots(write_run(curves=curves, last={"accuracy-mean": 0.9, **ends}))
     names = ["accuracy", "train-loss", "clients", "curve-lambda-accuracy", "curve-lambda-loss"]
-    assert [path.stem for path in paths] == [*names, "bytes"]
+    assert [path.stem for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
