@@ -178,28 +178,8 @@ def element(shape: Shape, colour: str, mark: str = "") -> str:
 
 
 def _path(points: Points) -> str:
-    """An SVG path through points, each as a step from the one before. Steps are
-    differences of rounded positions, so that errors do not add up.
-    """
-    written = np.round(points, 2)
-    text, last = "M" + _pair(*written[0].tolist()), "M"
-    for dx, dy in np.round(np.diff(written, axis=0), 2).tolist():
-        command = "v" if dx == 0 else "h" if dy == 0 else "l"
-        step = _short(dy) if dx == 0 else _short(dx) if dy == 0 else _pair(dx, dy)
-        text += (
-            step
-            if command == last and step[0] == "-"
-            else f" {step}"
-            if command == last
-            else command + step
-        )
-        last = command
-    return text
-
-
-def _pair(x: float, y: float) -> str:
-    second = _short(y)
-    return _short(x) + ("" if second[0] == "-" else " ") + second
+    """An SVG path through points."""
+    return "M" + " ".join(f"{_short(x)} {_short(y)}" for x, y in points.tolist())
 
 
 def _short(number: float) -> str:

@@ -193,17 +193,6 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     assert read_model(made)[2].out == ""
 
 
-@pytest.mark.slow
-def test_a_clients_own_model_can_be_adapted(tmp_path):
-    job = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "train.local-epochs=1"]
-    job += ["method=superfed-mm", "superfed.start=0"]
-    folder, data = tmp_path / "r", site(tmp_path / "mine", range(10))
-    assert main(["run", "--engine", "inline", *job, "--out", str(folder)]) == 0
-    assert main(["export", str(folder), "--client", "1"]) == 0
-    assert adapted(folder / "client-1.safetensors", "--data", data, "--epochs", 1) == 0
-    assert (folder / "client-1-adapted.safetensors").is_file()
-
-
 def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     """The sites had their own tables; only the description of their columns is
     available here.

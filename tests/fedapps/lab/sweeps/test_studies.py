@@ -199,11 +199,6 @@ def test_text_of_differences():
     assert text("loss-mean", [-0.001] * 3) == f"{low}, these sites [{low}, {low}], 0 of 3"
 
 
-def test_one_seed_makes_nothing_bold(results_of):
-    results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": 0.9})
-    assert not re.search(r"\*\*|Bold", results.markdown())
-
-
 # --- plots ----------------------------------------------------------------------------
 
 
