@@ -1,7 +1,6 @@
 """The report of one run: `report.html`, one file that can be mailed and read anywhere.
 
-It is made from files alone, so an interrupted run has one too. The gain over training
-alone is read from a run of `local` in a folder beside it.
+It is made from files alone, so an interrupted run has one too.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.gains import gain_over_local
 from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections, write_plots
 from fedapps.records.files import write_text
 from fedapps.records.image_grids import ANIMATION, FOLDER, grids
@@ -225,8 +223,8 @@ def _subtitle(run: RunFolder) -> str:
 
 
 def _key_numbers(run: RunFolder) -> list[Html]:
-    """Return the three numbers that matter as large cards (mean, worst tenth, gain over
-    training alone), and the others as small ones.
+    """Return the numbers that matter as large cards (mean, worst tenth), and the others
+    as small ones.
     """
     measure = fair_measure([run])
     numbers, mean = run.numbers, f"{measure}-mean"
@@ -245,8 +243,6 @@ def _key_numbers(run: RunFolder) -> list[Html]:
     if low is not None and high is not None:
         bounds = f"95 % interval: {metric_text(mean, low)} to {metric_text(mean, high)}"
         lead[0] = (*lead[0][:2], bounds)
-    if run.method != "local":
-        lead.append(("gain over training alone", *gain_over_local(run)))
     rest = {key: label for key, label in _CARDS.items() if key not in (mean, worst)}
     return [html.cards(lead, "cards lead"), html.cards(_card_entries(numbers, rest))]
 
