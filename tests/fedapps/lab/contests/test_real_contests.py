@@ -34,6 +34,7 @@ from tests.helpers import ROOT, run_inline, wait_for
 from tests.pretended_device import pretended_cuda
 
 TREES = ("local-boosting", "histogram-boosting")
+FOUR_CLIENTS = {"num-clients": 4, "num-rounds": 8, "clients-per-round": 0}
 
 SETTINGS = {
     "task": "regression",
@@ -165,20 +166,26 @@ def test_a_client_without_validation_samples_is_not_chosen_by_and_trains(tmp_pat
         ({"task": "tabular"}, "auroc", "points"),
         ({"task": "regression"}, "rmse", "of RMSE"),
         ({"data.partition": "iid", "train.local-epochs": 1}, "accuracy", "points"),
-        ({"task": "text"}, "accuracy", "points"),
     ],
 )
 def test_every_kind_of_task_has_a_measure_and_folds(tmp_path, given, measure, unit):
-    given |= {"num-clients": 4, "num-rounds": 8, "clients-per-round": 0}
-    one = start(given, tmp_path, in_process, methods=())
-    assert one.state.measure == measure
-    assert one.state.same_rows == (given.get("task") == "text")
-    one.state.folds, one.trials.folds = 2, 0 if one.state.same_rows else 2
+    one = start({**given, **FOUR_CLIENTS}, tmp_path, in_process, methods=())
+    assert (one.state.measure, one.state.same_rows) == (measure, False)
+    one.state.folds = one.trials.folds = 2
     one.run()
     found, text = write_verdict(one)
     assert unit in text
     assert len(found.gains[CHOICE].clients) == 4
     assert found.scores[CHOICE] < 0 if measure == "rmse" else 0.1 < found.scores[CHOICE] < 1
+
+
+@pytest.mark.slow
+def test_sequences_have_rows_and_seeds_for_folds(tmp_path):
+    one = start({"task": "text", **FOUR_CLIENTS}, tmp_path, in_process, methods=())
+    assert (one.state.measure, one.state.same_rows) == ("accuracy", True)
+    trial = Trial(Contestant("finetune", 0.5), 0, 1)
+    one.trials.run([trial])
+    assert [rows.shape[1] for rows in one.trials.rows(trial).values()] == [3] * 4
 
 
 def test_a_file_of_columns_is_a_table_and_its_label_decides(tmp_path):
