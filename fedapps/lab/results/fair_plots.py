@@ -193,6 +193,7 @@ def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
     if (figure := client_bars({heading: [run]}, theme)) is None:
         return None
     (axes,) = figure.panels
+    axes.y.high = 1.02 if is_percent(measure) else None  # room for the global model
     rows = sorted_rows(run, measure)
     own = np.array([row[measure] for row in rows], float)
     # NaN if the run has no score of the global model

@@ -194,6 +194,14 @@ def test_bars_are_sorted_and_are_means_over_seeds(write_run):
     assert lacking(drawn(figure), *wanted) == []
 
 
+def test_scores_of_the_global_model_have_room_above_the_bars(write_run):
+    path = write_run()
+    (path / "clients.csv").write_text("client,accuracy,global-accuracy\n0,0.5,0.9\n1,0.25,0.1\n")
+    figure = fair_plots.own_bars(read_run(path), THEME)
+    assert "global model" in drawn(figure)
+    assert figure.panels[0].limits()[1] == (0, 1.02)
+
+
 def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
     runs = [
         read_run(write_run(f"r{i}", seed=i, clients=[(k, k / (100 + i)) for k in range(60 + i)]))
