@@ -229,9 +229,9 @@ def _key_numbers(run: RunFolder) -> list[Html]:
     measure = fair_measure([run])
     numbers, mean = run.numbers, f"{measure}-mean"
     if mean not in numbers:
-        labels = {
-            key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]
-        } | _CARDS
+        # most tasks without accuracies minimise a mean weighted by samples: it is first
+        first = sorted(run.evaluation, key=lambda key: not key.endswith("-weighted"))[:6]
+        labels = {key: metric_name(key) for key in first} | _CARDS
         return [html.cards(_card_entries(numbers, labels))]
     worst = next((k for k in (f"{measure}-worst10", f"{measure}-worst") if k in numbers), "")
     lead = [
@@ -255,11 +255,6 @@ def _card_entries(
         for key, label in labels.items()
         if key in numbers
     ]
-
-
-def _unweighted(key: str) -> bool:
-    # Most tasks without accuracies minimise a mean weighted by samples: show it first.
-    return not key.endswith("-weighted")
 
 
 def _details(run: RunFolder, share: float) -> list[Html]:
