@@ -304,11 +304,11 @@ def covered(
     study: tuple[float, float, float, str], shape: tuple[int, int], repeats: int
 ) -> list[float]:
     """Return the shares in which the three intervals contain the truth, NaN for one
-    that does not exist, and the mean width of the last one over that of t over seeds.
+    that does not exist.
     """
     clients, seeds, rest, special = study
     rng = generator(0, f"coverage {study} {shape}")
-    inside, widths = np.full((repeats, 3), np.nan), np.zeros((repeats, 2))
+    inside = np.full((repeats, 3), np.nan)
     for repeat in range(repeats):
         b = clients * rng.normal(size=shape if special == "other clients" else (1, shape[1]))
         table = b + seeds * rng.normal(size=(shape[0], 1)) + rest * rng.normal(size=shape)
@@ -326,21 +326,17 @@ def covered(
         ):
             if one is not None:
                 inside[repeat, place] = one.low <= target <= one.high
-        if like is not None:
-            widths[repeat] = like.high - like.low, these.high - these.low
-    width, of_t = widths.mean(0)
     # a mean over the repeats that have the interval; of none it is NaN
     known = np.isfinite(inside).sum(0)
-    shares = np.where(known > 0, np.nansum(inside, 0) / np.maximum(known, 1), np.nan)
-    return [*shares, width / of_t]
+    return list(np.where(known > 0, np.nansum(inside, 0) / np.maximum(known, 1), np.nan))
 
 
 def coverage_rows(given: Any) -> Iterator[list[str]]:
     """Yield a row per study, and number of seeds and clients."""
     for study, s, k in product(STUDIES, SEEDS, CLIENTS):
-        *shares, width = covered(study, (s, k), given.number)
+        shares = covered(study, (s, k), given.number)
         texts = ["-" if share != share else f"{100 * share:.1f}" for share in shares]
-        yield [*map(str, (*study, s, k)), *texts, f"{width:.2f}"]
+        yield [*map(str, (*study, s, k)), *texts]
 
 
 # --- the worst clients ----------------------------------------------------------------
@@ -384,8 +380,8 @@ def main() -> None:
         },
     )
     if given.study == "coverage":
-        columns = ("clients", "seeds", "rest", "", "S", "K", "t over seeds")
-        columns += ("these sites", "sites like these", "its width / that of t")
+        columns = ("clients", "seeds", "rest", "", "S", "K", "t over seeds", "these sites")
+        columns += ("sites like these",)
         show("Coverage of 95 % intervals, %", columns, coverage_rows(given))
     elif given.study == "worst":
         columns = ("clients", "samples", "mean", "deviation")

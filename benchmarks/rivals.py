@@ -1,5 +1,5 @@
-"""The same job in fedapps, pfl-research, Flower's own FedAvg and fluke: seconds, CPU,
-memory and accuracy.
+"""The same job in fedapps, pfl-research and Flower's own FedAvg: seconds, CPU, memory
+and accuracy.
 
     python benchmarks/rivals.py --data FOLDER [--rounds N] [--processes 1 2]
     [--only NAME ...]
@@ -10,8 +10,8 @@ SGD with rate 0.1, ten rounds. All start from the same model and train on the sa
 samples, one torch thread per process. Which ten clients a round has is drawn by each
 framework. The accuracy is that of the final model on the pooled test samples.
 
-pfl-research and fluke are installed into build/rivals/, with the PyTorch, NumPy and
-SciPy of this environment. Seconds are from the start of the process to its end; "a
+pfl-research is installed into build/rivals/, with the PyTorch, NumPy and SciPy of this
+environment. Seconds are from the start of the process to its end; "a
 round" is the median after the first. CPU and memory are those of all processes (memory:
 the sum of proportional set sizes, read five times a second). A framework that cannot be
 installed is named with the reason.
@@ -52,7 +52,7 @@ SHARED = (
     *("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib", "rich"),
     *("datasets", "typer", "requests", "pyyaml", "pytest", "coverage", "tensorboard"),
 )
-PACKAGES = {"pfl": "pfl>=0.6,<0.7", "fluke": "fluke-fl>=0.8.1,<0.9"}
+PACKAGES = {"pfl": "pfl>=0.6,<0.7"}
 OURS = {
     "fedapps, inline": ("--engine=inline",),
     "fedapps, inline, compiled": ("--engine=inline", "train.compile=on"),
@@ -171,9 +171,8 @@ def measured_rows(given: Any, folder: Path) -> Iterator[list[str]]:
     settings = TWO_NN | {"data.source": given.data, "num-rounds": given.rounds}
     job, data = write_job(settings, folder)
     x, y = (torch.cat([getattr(one.test, name) for one in data]) for name in "xy")
-    for count, name in itertools.product(given.processes, [*OURS, "pfl", "fluke", "flower"]):
-        single = name == "fluke" and count > 1  # its clients follow each other
-        if name.split(",")[0] not in given.only or single:
+    for count, name in itertools.product(given.processes, [*OURS, "pfl", "flower"]):
+        if name.split(",")[0] not in given.only:
             continue
         try:
             run = (
@@ -213,9 +212,15 @@ def by_them(name: str, count: int, job: Path) -> Run:
 
 def main() -> None:
     """Run and print."""
-    known: dict[str, Any] = {"--data": "", "--rounds": 10, "--processes": [1, 2]}
-    known["--only"] = ["fedapps", "pfl", "fluke", "flower"]
-    given = options(__doc__, known)
+    given = options(
+        __doc__,
+        {
+            "--data": "",
+            "--rounds": 10,
+            "--processes": [1, 2],
+            "--only": ["fedapps", "pfl", "flower"],
+        },
+    )
     torch.set_num_threads(1)
     columns = ("", "processes", "s", "s a round", "CPU, s", "peak, MB", "accuracy, %")
     with tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp") as name:

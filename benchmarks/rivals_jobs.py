@@ -1,6 +1,6 @@
 """The job of ``rivals.py`` in other frameworks; each runs in its own process.
 
-    python benchmarks/rivals_jobs.py pfl|fluke|flower JOB.npz OUT.npz
+    python benchmarks/rivals_jobs.py pfl|flower JOB.npz OUT.npz
     [PROCESSES]
 
 JOB.npz holds the clients' samples, the start model and the settings as arrays. OUT.npz
@@ -109,42 +109,6 @@ def pfl(job: Any, out: str) -> None:
         write(out, net, times)
 
 
-def fluke(job: Any, out: str) -> None:
-    """fluke's FedAVG."""
-    import torch
-    from fluke import DDict, FlukeENV
-    from fluke.algorithms.fedavg import FedAVG
-    from fluke.data import FastDataLoader
-    from fluke.evaluation import ClassificationEval
-
-    FlukeENV().set_seed(job.seed)
-    FlukeENV().set_device("cpu")
-    FlukeENV().set_evaluator(ClassificationEval(eval_every=10**9, n_classes=10))
-    FlukeENV().set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=False)
-    given = {"num_labels": 10, "batch_size": job.batch, "shuffle": True, "skip_singleton": False}
-    loaders = [FastDataLoader(x, y, **given) for x, y in clients_of(job)]
-    client = {
-        "batch_size": job.batch,
-        "local_epochs": 1,
-        "loss": torch.nn.CrossEntropyLoss,
-        "optimizer": {"name": "SGD", "lr": job.rate},
-        "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1},
-    }
-    params = DDict(client=DDict(**client), server=DDict(weighted=True), model=net_of(job))
-    splitter = SimpleNamespace(assign=lambda *_: ((loaders, [None] * len(loaders)), None))
-    times = [time.monotonic()]
-    algorithm = FedAVG(len(job.ends), splitter, params)
-    aggregate = algorithm.server.aggregate
-
-    def noted(*given: Any, **named: Any) -> None:
-        aggregate(*given, **named)
-        times.append(time.monotonic())
-
-    algorithm.server.aggregate = noted
-    algorithm.run(job.rounds, job.sampled / len(job.ends))
-    write(out, algorithm.server.model, times)
-
-
 # --- Flower ---------------------------------------------------------------------------
 
 #: Flower looks for plain assignments to the names of both apps.
@@ -231,7 +195,7 @@ def main() -> None:
     if name == "flower":
         flower(job, out, int(more[0]), path)
     else:
-        {"pfl": pfl, "fluke": fluke}[name](job, out)
+        pfl(job, out)
 
 
 if __name__ == "__main__":

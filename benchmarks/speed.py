@@ -1,23 +1,18 @@
 """Seconds of a round, of a local step and of a command.
 
-    python benchmarks/speed.py rounds [--data FOLDER] [--rounds 10] [--ray]
+    python benchmarks/speed.py rounds [--rounds 10] [--ray]
     python benchmarks/speed.py steps [--nets two-nn mlp ...] [--rounds 10]
-    python benchmarks/speed.py cohorts [--rounds 20] [--device cuda]
     python benchmarks/speed.py commands [--rounds 3]
 
 rounds: both engines beside a plain PyTorch loop: ``nn.Module``, ``torch.optim.SGD``,
-tensors and a weighted sum, no framework. MNIST in FOLDER (see
-experiments/superfed/mnist-100.toml), or random images of its shape; 100 clients with
-600 training samples each, 784-200-200-10, ten clients per round, one epoch, batch 10:
-600 steps per round. With a hundred clients per round, a tenth of the round is given.
-One torch thread per process. Quote ratios: the last row shows how far the machine's
-speed has changed.
+tensors and a weighted sum, no framework. Random images of MNIST's shape; 100 clients
+with 600 training samples each, 784-200-200-10, ten clients per round, one epoch, batch
+10: 600 steps per round. With a hundred clients per round, a tenth of the round is
+given. One torch thread per process. Quote ratios: the last row shows how far the
+machine's speed has changed.
 
 steps: CPU time of a local step of FedAvg and SuPerFed, eager and compiled, and of the
 plain loop; batch 10, momentum 0.9, weight decay, both penalties of SuPerFed.
-
-cohorts: time of a round of small clients in the inline engine, least of all rounds,
-beside the plain loop on the same samples and device: CPU time, on a GPU wall time.
 
 commands: CPU seconds (user and system) and peak memory of a fresh process, medians.
 """
@@ -30,12 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -48,10 +40,7 @@ from torch.nn import functional
 from benchmarks.common import ROOT, TWO_NN, in_turns, options, show
 from fedapps.clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from fedapps.clients.base.training import get_arrays
-from fedapps.clients.steps import cohorts
 from fedapps.clients.steps.compiled import Compiler
-from fedapps.data.images import read_samples
-from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.models.image_nets import build_model
 from fedapps.records.rounds import read_rounds
@@ -88,27 +77,22 @@ WARM_UP, RAY_WARM_UP = 1, 5
 # --- rounds ---------------------------------------------------------------------------
 
 
-def write_images(source: str, folder: Path) -> Path:
-    """Write a file of 100,000 images, and return its path.
+def write_images(folder: Path) -> Path:
+    """Write a file of 100,000 random images, and return its path.
 
-    A client trains on 60 % of its samples, so 600 training samples take 1000: MNIST's
-    images are gone through more than once.
+    A client trains on 60 % of its samples, so 600 training samples take 1000.
     """
     number, rng = CLIENTS * TRAINED * 10 // 6, np.random.default_rng(0)
     x, y = rng.integers(0, 256, (number, 28, 28), dtype=np.uint8), rng.integers(0, 10, number)
-    if source:
-        images = read_samples(DataOptions(source=source))
-        rows = np.arange(number) % len(images.labels)
-        x, y = images.x[rows].squeeze(), images.labels[rows]
     np.savez(folder / "images.npz", x=x, y=y)
     return folder / "images.npz"
 
 
-def round_rows(source: str, rounds: int, ray: bool) -> Iterator[list[str]]:
+def round_rows(rounds: int, ray: bool) -> Iterator[list[str]]:
     """Yield a row per engine, and of the plain loop before and after them."""
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
-        job = {**TWO_NN, "data.source": str(write_images(source, Path(name)))}
+        job = {**TWO_NN, "data.source": str(write_images(Path(name)))}
         plain_job = read_settings({**job, "num-rounds": rounds, "out": name})
         base = plain_seconds(plain_job)
 
@@ -153,34 +137,26 @@ def plain_seconds(settings: Settings) -> float:
     return statistics.median(walls[WARM_UP:])
 
 
-def train_plainly(
-    model: nn.Module,
-    data: Split,
-    optimiser: torch.optim.Optimizer,
-    batch: int = BATCH,
-    loss: Callable[..., torch.Tensor] = functional.cross_entropy,
-) -> None:
+def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimizer) -> None:
     """Train for one epoch as a tutorial does, but on tensors instead of through a
     DataLoader.
     """
-    for rows in torch.randperm(len(data)).split(batch):
+    for rows in torch.randperm(len(data)).split(BATCH):
         optimiser.zero_grad()
-        loss(model(data.x[rows]), data.y[rows]).backward()
+        functional.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
         optimiser.step()
 
 
-def inline_seconds(
-    settings: Settings, workers: int, clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
+def inline_seconds(settings: Settings, workers: int) -> list[float]:
     """Return the seconds of each round of the inline engine, records written included;
     data are in memory, as in the loop.
     """
     parts = assembled(settings)
     for client in range(settings.num_clients):
         parts.task.client_data(client, settings.num_clients)
-    marks = [clock()]
+    marks = [time.perf_counter()]
     with inline_grid(settings, parts, workers) as grid:
-        note = [lambda _: marks.append(clock())]
+        note = [lambda _: marks.append(time.perf_counter())]
         execute(settings, grid, callbacks=note, parts=parts)
     return [b - a for a, b in itertools.pairwise(marks)]
 
@@ -236,68 +212,6 @@ def step_rows(nets: Sequence[str], repeats: int, folder: Path) -> Iterator[list[
         yield [net, method, *(f"{v:.0f}" for v in step.values()), *(f"{r:.2f}" for r in ratios)]
 
 
-# --- cohorts --------------------------------------------------------------------------
-
-#: Settings and target of a round / plain loop.
-COHORTS: dict[str, tuple[dict[str, Any], float]] = {
-    "linear 7-1, 160 clients of 27": (
-        {"task": "regression", "model.name": "linear", "num-clients": 160, "clients-per-round": 0,
-         "data.source": "{}/rows.npz", "data.natural-id": "who", "train.local-epochs": 5,
-         "train.batch-size": 20}, 0.35,
-    ),
-    "64-32-10, 10 of 50 clients (the default job)": (
-        {"num-clients": 50, "clients-per-round": 10}, 0.5,
-    ),
-    "784-200-200-10, 10 of 20 clients, batch 64": (
-        {"num-clients": 20, "clients-per-round": 10, "model.name": "mcmahan-2nn",
-         "data.source": "{}/pictures.npz", "data.natural-id": "who", "train.local-epochs": 3,
-         "train.batch-size": 64}, 1.15,
-    ),
-}  # fmt: skip
-
-
-def cohort_rows(rounds: int, device: str) -> Iterator[list[str]]:
-    """Yield milliseconds of a round, by job."""
-    fixed = {"device": device, "evaluate-every": 0, "checkpoint-every": 0, "num-rounds": rounds}
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    pictures = np.random.default_rng(0).integers(0, 256, (12_000, 1, 28, 28)).astype(np.uint8)
-    x = np.random.default_rng(0).normal(size=(160 * 45, 7)).astype(np.float32)
-    with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as folder:
-        np.savez(f"{folder}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
-        number = np.arange(len(pictures))
-        np.savez(f"{folder}/pictures.npz", x=pictures, y=number % 7, who=number % 20)
-        for place, (name, (own, target)) in enumerate(COHORTS.items()):
-            job = {key: v.format(folder) if isinstance(v, str) else v for key, v in own.items()}
-            settings = read_settings({**fixed, **job, "out": f"{folder}/{place}"})
-            ours = min(inline_seconds(settings, 1, clock)[2:-1])
-            alone = replace(settings, out=f"{folder}/{place}-alone")
-            with mock.patch.object(cohorts, "MOST_OPERATIONS", {}):
-                one_by_one = min(inline_seconds(alone, 1, clock)[2:-1])
-            task, train, clients = assembled(settings).task, settings.train, settings.num_clients
-            data, model = (
-                [task.client_data(i, clients).train for i in range(clients)],
-                task.model_fn(0),
-            )
-            plain = partial(
-                train_plainly,
-                model,
-                optimiser=torch.optim.SGD(model.parameters(), train.learning_rate, train.momentum),
-                batch=train.batch_size,
-                loss=task.objective.loss,
-            )
-            each = data[: settings.clients_per_round or clients] * train.local_epochs
-            base = float("inf")
-            for _ in range(5):
-                began = clock()
-                for one in each:
-                    plain(data=one)
-                if device != "cpu":
-                    torch.accelerator.synchronize()
-                base = min(base, clock() - began)
-            times = [f"{1e3 * seconds:.1f}" for seconds in (base, one_by_one, ours)]
-            yield [name, *times, f"{ours / base:.2f}", f"{target}"]
-
-
 # --- commands -------------------------------------------------------------------------
 
 
@@ -348,30 +262,22 @@ def main() -> None:
     given = options(
         __doc__,
         {
-            "study": ("rounds", "steps", "cohorts", "commands"),
-            "--data": "",
+            "study": ("rounds", "steps", "commands"),
             "--rounds": 10,
             "--ray": False,
             "--nets": list(NETS),
-            "--device": "cpu",
         },
     )
     torch.set_num_threads(1)
     if given.study == "rounds":
         columns = ("", "s per round (median)", "/ plain loop", "target")
-        show("Rounds", columns, round_rows(given.data, given.rounds, given.ray))
+        show("Rounds", columns, round_rows(given.rounds, given.ray))
     elif given.study == "steps":
         columns = ("net", "method", "plain loop, µs", "eager, µs", "compiled, µs")
         columns += ("eager / plain", "compiled / plain", "compiled / eager")
         with tempfile.TemporaryDirectory() as name:
             rows = step_rows(given.nets, given.rounds, Path(name))
             show("CPU time of a local step (median)", columns, rows)
-    elif given.study == "cohorts":
-        show(
-            f"A round of small clients on {given.device}",
-            ("", "plain loop, ms", "one by one, ms", "a round, ms", "/ plain loop", "target"),
-            cohort_rows(given.rounds, given.device),
-        )
     else:
         show("A fresh process", ("", "CPU, s", "peak memory, MB"), command_rows(given.rounds))
 

@@ -17,7 +17,7 @@ from fedapps.algorithms.common.measures import leading_of
 from fedapps.data.scaling import Scale
 from fedapps.errors import UserError, refuse_first
 from fedapps.formats import metric_text
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.runs.client_factory import one_thread
 from fedapps.runs.model_files import SETTINGS, read_model, write_model
 from fedapps.settings.settings import Settings
@@ -41,44 +41,58 @@ class Adapted:
     after: dict[str, Any]
 
 
-OPTIONS: Options = {
-    "model": {"type": Path, "metavar": "MODEL", "help": "safetensors file from `fedapps export`"},
-    "--data": {
-        "type": Path,
-        "required": True,
-        "metavar": "FOLDER",
-        "help": "the site's samples: a folder or a file",
-    },
-    "--out": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "file for the new model (default: MODEL-adapted.safetensors)",
-    },
-    "--epochs": {"type": int, "default": 5, "metavar": "E", "help": "local epochs (default: 5)"},
-    "--rate": {
-        "type": float,
-        "metavar": "R",
-        "help": "learning rate (default: the one of the run's first round)",
-    },
-    "--batch-size": {"type": int, "metavar": "B", "help": "samples per step (default: the run's)"},
-    "--validation": {
-        "type": float,
-        "default": 0.2,
-        "metavar": "SHARE",
-        "help": "share of the samples that choose the best epoch (default: 0.2)",
-    },
-    "--net": {"default": "", "metavar": "MODULE:NAME", "help": "the net, if it is your own code"},
-    "--overwrite": {"action": "store_true", "help": "replace an existing file"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
+add_options = command_options(
+    (
         "Train a model from `fedapps export` further on the samples of one site, and write the "
         "model of the best epoch."
-    )
-    add(parser, OPTIONS)
+    ),
+    {
+        "model": {
+            "type": Path,
+            "metavar": "MODEL",
+            "help": "safetensors file from `fedapps export`",
+        },
+        "--data": {
+            "type": Path,
+            "required": True,
+            "metavar": "FOLDER",
+            "help": "the site's samples: a folder or a file",
+        },
+        "--out": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "file for the new model (default: MODEL-adapted.safetensors)",
+        },
+        "--epochs": {
+            "type": int,
+            "default": 5,
+            "metavar": "E",
+            "help": "local epochs (default: 5)",
+        },
+        "--rate": {
+            "type": float,
+            "metavar": "R",
+            "help": "learning rate (default: the one of the run's first round)",
+        },
+        "--batch-size": {
+            "type": int,
+            "metavar": "B",
+            "help": "samples per step (default: the run's)",
+        },
+        "--validation": {
+            "type": float,
+            "default": 0.2,
+            "metavar": "SHARE",
+            "help": "share of the samples that choose the best epoch (default: 0.2)",
+        },
+        "--net": {
+            "default": "",
+            "metavar": "MODULE:NAME",
+            "help": "the net, if it is your own code",
+        },
+        "--overwrite": {"action": "store_true", "help": "replace an existing file"},
+    },
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

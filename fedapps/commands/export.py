@@ -13,7 +13,7 @@ from typing import Any
 from fedapps.algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described, write_model
 from fedapps.runs.models import (
@@ -27,38 +27,40 @@ from fedapps.runs.models import (
 from fedapps.runs.onnx_file import check_packages, write_onnx
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns, SplitsSamples
 
-OPTIONS: Options = {
-    "run": {"type": Path, "metavar": "DIR", "help": "results folder"},
-    "--client": {
-        "metavar": "NAME",
-        "help": "the client whose model is written, by name or number (default: the global model)",
-    },
-    "--out": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "file (default: client-N or global in DIR, with the ending of the format)",
-    },
-    "--format": {
-        "choices": ["safetensors", "onnx"],
-        "default": "safetensors",
-        "help": "onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
-    },
-    "--program": {
-        "type": Path,
-        "metavar": "FILE.pt2",
-        "help": "also write the net with its arrays, by torch.export",
-    },
-    "--trust": {"action": "store_true", "help": "execute the code that the folder's settings name"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
+add_options = command_options(
+    (
         "Write the model that a client of a finished run was scored with, or the global model, as "
         "a safetensors file."
-    )
-    add(parser, OPTIONS)
+    ),
+    {
+        "run": {"type": Path, "metavar": "DIR", "help": "results folder"},
+        "--client": {
+            "metavar": "NAME",
+            "help": (
+                "the client whose model is written, by name or number (default: the global model)"
+            ),
+        },
+        "--out": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "file (default: client-N or global in DIR, with the ending of the format)",
+        },
+        "--format": {
+            "choices": ["safetensors", "onnx"],
+            "default": "safetensors",
+            "help": "onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
+        },
+        "--program": {
+            "type": Path,
+            "metavar": "FILE.pt2",
+            "help": "also write the net with its arrays, by torch.export",
+        },
+        "--trust": {
+            "action": "store_true",
+            "help": "execute the code that the folder's settings name",
+        },
+    },
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

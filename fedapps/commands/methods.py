@@ -4,10 +4,9 @@ import argparse
 import shutil
 import sys
 
+from fedapps.lab.commands.options import command_options
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = "List the methods, and where their papers' options differ."
+add_options = command_options("List the methods, and where their papers' options differ.", {})
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import is_reference, load
 from fedapps.extensions.registered import reference_of, registered
+from fedapps.lab.commands.options import command_options
 from fedapps.methods import checked_method
 from fedapps.methods.method import Method
 from fedapps.settings.reference import (
@@ -20,17 +21,17 @@ from fedapps.settings.reference import (
 )
 from fedapps.tasks.registry import checked_task
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = "List all settings, or explain those of one table, or one key."
-    parser.add_argument(
-        "name",
-        nargs="?",
-        default="",
-        metavar="TABLE | KEY",
-        help="the table or key to explain (default: list all)",
-    )
+add_options = command_options(
+    "List all settings, or explain those of one table, or one key.",
+    {
+        "name": {
+            "nargs": "?",
+            "default": "",
+            "metavar": "TABLE | KEY",
+            "help": "the table or key to explain (default: list all)",
+        }
+    },
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
+from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Shape, text_width
 from fedapps.lab.charts.theme import MOST, THEME, Colour, Theme
 
 #: Dash patterns: lengths of dashes and gaps, in widths of the line.
@@ -155,16 +155,12 @@ class Panel:
     most: int = 0  # maximum number of points per line; 0: the theme's
     readings: list[Reading] = field(default_factory=list)
     table: Table | None = None
-    percent: bool = False  # the values of the table are fractions, shown in per cent
-    # show the value of the point at the pointer, not of all points with its x
-    by_point: bool = False
 
     def __post_init__(self) -> None:
         self.most = self.most or self.theme.points
 
-    def _add(self, shape: Line | Area | Dots | Text, label: str = "") -> None:
-        if label and not isinstance(shape, Text):
-            shape = replace(shape, series=label)
+    def _add(self, shape: Line | Area | Dots, label: str) -> None:
+        shape = replace(shape, series=label) if label else shape
         self.shapes.append(shape)
         if label:
             self.legend.append((label, [shape]))
@@ -207,12 +203,10 @@ class Panel:
         dash = tuple(width * part for part in (_DASHES[style] if isinstance(style, str) else style))
         self._add(Line(np.array([[-np.inf, value], [np.inf, value]]), colour, width, dash), label)
 
-    def dots(
-        self, x: Any, y: Any, colour: Colour, size: float, label: str = "", form: str = "disc"
-    ) -> None:
-        """Discs, or other forms, `size` points across."""
+    def dots(self, x: Any, y: Any, colour: Colour, size: float, label: str = "") -> None:
+        """Discs, `size` points across."""
         points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
-        self._add(Dots(points, colour, size, form), label)
+        self._add(Dots(points, colour, size), label)
         if label:
             self.readings.append(Reading(label, colour, points[:, 0], points[:, 1]))
 
@@ -283,24 +277,14 @@ class Panel:
         self.readings.append(Reading(label, colour, middles[shown], heights))
 
     def whiskers(
-        self,
-        starts: Any,
-        ends: Any,
-        colour: Colour,
-        width: float,
-        label: str = "",
-        series: str = "",
+        self, x: Points, low: Points, high: Points, colour: Colour, width: float, label: str
     ) -> None:
-        """Straight lines from starts (n, 2) to ends (n, 2). `series`: the label of the
-        shape they belong to, if they have no `label`.
-        """
-        for pair in zip(starts, ends, strict=True):
-            self._add(Line(np.array(pair, float), colour, width, series=label or series), label)
-            series, label = label or series, ""
-
-    def text(self, x: float, y: float, text: str, size: float, colour: Colour) -> None:
-        """A text centred at a position."""
-        self._add(Text(np.array([[x, y]]), text, size, colour, "middle"))
+        """Vertical lines from low (n,) to high (n,)."""
+        ends = np.stack([np.stack([x, low], 1), np.stack([x, high], 1)], 1)
+        lines = [Line(pair, colour, width, series=label) for pair in ends]
+        self.shapes += lines
+        self.legend.append((label, [*lines[:1]]))
+        self.readings.append(Reading(label, colour, x, low=low, high=high))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """The ends of both axes."""

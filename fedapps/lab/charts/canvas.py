@@ -58,12 +58,11 @@ class Area:
 
 @dataclass(frozen=True)
 class Dots:
-    """Discs around points (n, 2), `size` across, or another form of FORMS."""
+    """Discs around points (n, 2), `size` across."""
 
     points: Points
     colour: Colour
     size: float
-    form: str = "disc"
     series: str = ""
 
 
@@ -81,34 +80,6 @@ class Text:
     bold: bool = False
     upright: bool = False
 
-
-#: Corners (n, 2) of the forms of dots, on or slightly outside a disc of radius 1; a
-#: disc has none.
-FORMS = {
-    "disc": np.zeros((0, 2)),
-    "square": np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),
-    "up": np.array([(0, -1.3), (1.15, 0.7), (-1.15, 0.7)]),
-    "diamond": np.array([(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]),
-    "down": np.array([(0, 1.3), (1.15, -0.7), (-1.15, -0.7)]),
-    "plus": np.array(
-        [
-            (1, -3),
-            (1, -1),
-            (3, -1),
-            (3, 1),
-            (1, 1),
-            (1, 3),
-            (-1, 3),
-            (-1, 1),
-            (-3, 1),
-            (-3, -1),
-            (-1, -1),
-            (-1, -3),
-        ]
-    )
-    / 2.6,
-}
-FORMS["cross"] = FORMS["plus"] @ (np.array([[1, 1], [-1, 1]]) / 2**0.5)
 
 Shape = Line | Area | Dots | Text
 
@@ -184,11 +155,6 @@ def element(shape: Shape, colour: str, mark: str = "") -> str:
             f'<path{mark} fill="{colour}"{look} '
             f'd="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
         )
-    if isinstance(shape, Dots) and shape.form != "disc":
-        return (
-            f'<path{mark} fill="{colour}" '
-            f'd="{"".join(_path(ring) + "z" for ring in outlines(shape))}"/>'
-        )
     if isinstance(shape, Dots):  # a line of no length with round ends
         path = "".join(f"M{_short(x)} {_short(y)}h0" for x, y in shape.points.tolist())
         return (
@@ -211,34 +177,9 @@ def element(shape: Shape, colour: str, mark: str = "") -> str:
     )
 
 
-def outlines(dots: Dots) -> list[Points]:
-    """The polygons of dots that are not discs."""
-    return [point + FORMS[dots.form] * (dots.size / 2) for point in dots.points]
-
-
 def _path(points: Points) -> str:
-    """An SVG path through points, each as a step from the one before. Steps are
-    differences of rounded positions, so that errors do not add up.
-    """
-    written = np.round(points, 2)
-    text, last = "M" + _pair(*written[0].tolist()), "M"
-    for dx, dy in np.round(np.diff(written, axis=0), 2).tolist():
-        command = "v" if dx == 0 else "h" if dy == 0 else "l"
-        step = _short(dy) if dx == 0 else _short(dx) if dy == 0 else _pair(dx, dy)
-        text += (
-            step
-            if command == last and step[0] == "-"
-            else f" {step}"
-            if command == last
-            else command + step
-        )
-        last = command
-    return text
-
-
-def _pair(x: float, y: float) -> str:
-    second = _short(y)
-    return _short(x) + ("" if second[0] == "-" else " ") + second
+    """An SVG path through points."""
+    return "M" + " ".join(f"{_short(x)} {_short(y)}" for x, y in points.tolist())
 
 
 def _short(number: float) -> str:

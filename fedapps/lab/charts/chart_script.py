@@ -59,7 +59,7 @@ function setUp(figure) {
   const isOn = row => !off.has(row.s === undefined ? "" : labels[row.s]);
   const rows = p => data.panels[p].rows.filter(isOn);
 
-  // The places of a panel in the order of the arrow keys: [x, y], y only for maps and points.
+  // The places of a panel in the order of the arrow keys: [x, y], y only for maps.
   function places(p) {
     const panel = data.panels[p];
     if (panel.table) {
@@ -69,10 +69,6 @@ function setUp(figure) {
         for (let c = 0; c < xs.length - 1; c++)
           if (cells[r][c] !== null) full.push([middle(xs, c), middle(ys, r), r, c]);
       return full;
-    }
-    if (panel.point) {
-      const points = row => panel.xs[row.x].map((x, i) => [x, row.y[i], row]);
-      return rows(p).flatMap(points).sort((a, b) => a[1] - b[1]);
     }
     const all = new Set(rows(p).flatMap(row => panel.xs[row.x]));
     return [...all].filter(x => x !== null).sort((a, b) => a - b).map(x => [x]);
@@ -96,15 +92,9 @@ function setUp(figure) {
       const left = across(p, xs[c]), width = across(p, xs[c + 1]) - left;
       const who = (/client/.test(panel.y.label) ? "client " : "") + name(panel.y, r);
       title = head(panel.x, panel.x.names ? c : Math.round(place[0]));
-      lines.push(["", who, value(panel, cells[r][c])]);
+      lines.push(["", who, number(cells[r][c])]);
       const height = Math.abs(ends[1] - ends[0]);
       make("rect", mark, {x: left, y: Math.min(...ends), width, height});
-      top = y;
-    } else if (panel.point) {
-      const y = upward(p, place[1]);
-      title = name(panel.y, place[1]);
-      lines.push([place[2].c, place[2].n, value(panel.x, place[0])]);
-      make("circle", mark, {cx: x, cy: y, r: 5, stroke: place[2].c});
       top = y;
     } else {
       title = head(panel.x, place[0]);
@@ -144,9 +134,8 @@ function setUp(figure) {
     const middle = box.left - outer.left + x * scale, wide = tip.offsetWidth;
     const right = middle + 12 + wide < outer.width;
     tip.style.left = Math.max(4, right ? middle + 12 : middle - 12 - wide) + "px";
-    const small = panel.point || panel.table;  // the mark is small
-    const below = outer.width < 420 && !small ? h : 0;  // a phone has no room beside the values
-    const down = box.top - outer.top + (top + below) * scale + (small ? 12 : 6);
+    const below = outer.width < 420 && !panel.table ? h : 0;  // no room beside the values
+    const down = box.top - outer.top + (top + below) * scale + (panel.table ? 12 : 6);
     tip.style.top = Math.max(4, down) + "px";
   }
 

@@ -107,7 +107,6 @@ def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
         "y": _axis(panel.y, *low_high[1]),
         "xs": xs,
         "rows": rows,
-        "point": panel.by_point,
     }
     if panel.table is not None:
         content["table"] = [
@@ -115,7 +114,6 @@ def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
             _numbers(panel.table.y),
             [_numbers(row, 3) for row in panel.table.values],
         ]
-        content["unit"], content["percent"] = " %" if panel.percent else "", panel.percent
     return content
 
 

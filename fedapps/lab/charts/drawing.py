@@ -80,19 +80,16 @@ def heat(
     axes: Panel,
     table: NDArray[np.float64],
     ends: tuple[float, float],
-    colours: Sequence[Colour] = (),
     edges: tuple[Any, Any] | None = None,
 ) -> None:
-    """A table (rows, columns) in colours, by default those of the theme; NaN has no
-    colour.
+    """A table (rows, columns) in the theme's colours; NaN has no colour.
 
     `ends`: the values of the first and the last colour. `edges`: the borders of columns
     (columns + 1) and rows (rows + 1); by default, the middles of the cells are 0, 1, 2,
     ...
     """
     low, high = ends
-    usual = axes.theme.grid, axes.theme.series[0], axes.theme.ink
-    shades = gradient(colours or usual, _SHADES)
+    shades = gradient((axes.theme.grid, axes.theme.series[0], axes.theme.ink), _SHADES)
     columns, rows = edges or [np.arange(count + 1) - 0.5 for count in table.shape[::-1]]
     share = np.nan_to_num(np.clip((table - low) / (high - low or 1), 0, 1)) * (_SHADES - 1)
     index = np.where(np.isnan(table), -1, np.round(share)).astype(int)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Text, outlines, printable
+from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Text, printable
 from fedapps.lab.charts.layout import Figure
 
 FORMATS = ("pdf", "png", "svg")
@@ -76,9 +76,7 @@ def file(figure: Figure, form: str, dark: bool = False) -> bytes:
 
 
 def _rings(dots: Dots) -> list[Points]:
-    """Return the outlines of dots; a disc has 24 corners."""
-    if dots.form != "disc":
-        return outlines(dots)
+    """Return the outlines of dots, with 24 corners each."""
     angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
     corners = np.stack([np.cos(angles), np.sin(angles)], 1) * (dots.size / 2)
     return [point + corners for point in dots.points]

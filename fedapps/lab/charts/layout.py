@@ -208,12 +208,7 @@ class _Laid:
             if isinstance(shape, Area):
                 yield replace(shape, rings=tuple(map(place, shape.rings)))
             else:
-                # the middle of a text, as a share of its height above the baseline
-                middle = 0.36 * shape.size if isinstance(shape, Text) else 0.0
-                aside = (
-                    [middle, 0.0] if isinstance(shape, Text) and shape.upright else [0.0, middle]
-                )
-                yield replace(shape, points=place(shape.points) + np.array(aside))
+                yield replace(shape, points=place(shape.points))
         if self.key:
             yield from self.key.as_key(right + 2 * _GAP, top, height)
         yield _straight(left, bottom, right, bottom, theme.muted)

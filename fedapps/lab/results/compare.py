@@ -21,7 +21,7 @@ from fedapps.lab.results.comparison_cells import cell_texts, header, terminal_ta
 from fedapps.lab.results.comparison_table import Column, Row, columns_of, has_result, rows_of
 from fedapps.lab.results.gains import Gains, gains_over, records, reference_of
 from fedapps.lab.results.measured import same_clients
-from fedapps.lab.results.parts import COMPARISON, Shown, charts, figures, plots, sections
+from fedapps.lab.results.parts import COMPARISON, PLOTS, Shown, charts, figures, sections
 from fedapps.lab.results.sections import Section, table_text
 from fedapps.lab.results.seeds import WHO
 from fedapps.records.files import write_text
@@ -67,7 +67,7 @@ class Compared:
 
     def figures(self) -> dict[str, Figure]:
         """The plots by file name."""
-        return figures(plots(COMPARISON), self.shown.groups)
+        return figures(PLOTS[COMPARISON], self.shown.groups)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per setting, with every number at full precision. With several seeds,
@@ -228,7 +228,7 @@ def _html(compared: Compared) -> str:
             html.panel(compared.html()),
             *(section.as_html() for section in compared.sections),
             html.heading("Plots"),
-            *charts(plots(COMPARISON), compared.shown.groups).values(),
+            *charts(PLOTS[COMPARISON], compared.shown.groups).values(),
             html.heading("Details"),
             html.collapsible("Runs", str(len(folders)), table),
         ],

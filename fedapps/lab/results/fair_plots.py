@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.formats import is_percent, metric_name, metric_text, sentence, shortened
-from fedapps.lab.charts.axes import Panel, Reading
+from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
     heat,
     heat_key,
@@ -19,7 +19,6 @@ from fedapps.lab.charts.drawing import (
     label_values,
     legend,
     name_cells,
-    one_panel,
     panels,
     title,
 )
@@ -161,8 +160,11 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         if place:
             heights = worst_first(stacks[0].mean(0), column, stack.shape[1])
             _outline(panel, heights, f"{shown[0][0][:30]}, for comparison", theme)
-        lines = wrap(label, 32, max_lines=2, placeholder="…")
-        title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
+        if len(shown) > 1:
+            lines = wrap(label, 32, max_lines=2, placeholder="…")
+            title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
+        else:
+            title(panel, label)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
         summary = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
         panel.note = " · ".join(
@@ -172,7 +174,8 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         panel.x.label = f"clients, from worst to best ({stack.shape[1]})"
         panel.x.label_size, panel.x.size = 9, 8
         # The k-th worst client differs between runs, so several runs have no names.
-        _name_clients(panel, [] if len(members) > 1 else sorted_rows(members[0], column), 16)
+        names = [] if len(members) > 1 else sorted_rows(members[0], column)
+        _name_clients(panel, names, 16 if len(shown) > 1 else _MAX_BARS)
         if place % columns == 0:
             label_values(panel, column, "on its test set")
         else:
@@ -186,27 +189,21 @@ def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
     global model on its test set.
     """
     measure = fair_measure([run])
-    if not (rows := sorted_rows(run, measure)):
+    heading = f"{sentence(metric_name(measure))} of each client, from worst to best"
+    if (figure := client_bars({heading: [run]}, theme)) is None:
         return None
-    figure, axes = one_panel(
-        f"{sentence(metric_name(measure))} of each client, from worst to best", theme
-    )
-    heights = np.array([row[measure] for row in rows], float)
-    _bars(axes, heights[None], theme)
-    axes.note = f"mean {metric_text(measure, float(heights.mean()))}"
+    (axes,) = figure.panels
+    axes.y.high = 1.02 if is_percent(measure) else None  # room for the global model
+    rows = sorted_rows(run, measure)
+    own = np.array([row[measure] for row in rows], float)
     # NaN if the run has no score of the global model
     of_global = np.array([as_float(row.get(f"global-{measure}")) for row in rows])
     known = np.flatnonzero(np.isfinite(of_global))
-    if (of_global[known] != heights[known]).any():
+    if (of_global[known] != own[known]).any():
         if few := len(rows) <= _MAX_BARS:  # a rim sets the dots apart from the bars
             axes.dots(known, of_global[known], theme.surface, 6.3)
         axes.dots(known, of_global[known], theme.series[4], 4.7 if few else 2.0, "global model")
-    axes.y.low, axes.y.high = 0.0, 1.02 if is_percent(measure) else None
-    axes.x.label = "client" if len(rows) <= _MAX_BARS else f"clients, sorted ({len(rows)})"
-    axes.x.size = 7.5 if len(rows) > 25 else 8.5
-    _name_clients(axes, rows, _MAX_BARS)
-    label_values(axes, measure, "on its test set")
-    legend(figure, axes)
+        legend(figure, axes)
     return figure
 
 
@@ -240,12 +237,8 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
             edges = np.append(places[part], part.stop) - 0.5
             axes.blocks(edges, heights[part], colour, label=label)
     if few and len(stack) > 1:
-        low, high = stack.min(0), stack.max(0)
-        starts, ends = (np.stack([places, end], axis=1) for end in (low, high))
-        axes.whiskers(starts, ends, theme.muted, 1.1, "lowest to highest run")
-        axes.readings.append(
-            Reading("lowest to highest run", theme.muted, places, low=low, high=high)
-        )
+        label = "lowest to highest run"
+        axes.whiskers(places, stack.min(0), stack.max(0), theme.muted, 1.1, label)
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 

@@ -10,7 +10,7 @@ b_k - a_k. With three or more seeds the mean has intervals for these sites and f
 like these (``fedapps.lab.results.seeds``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.measured import same_clients
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.seeds import WHO, Difference, Measured, paired, with_intervals
-from fedapps.records.reader import RunFolder, is_number, read_run
+from fedapps.records.reader import RunFolder, is_number
 
 #: Data settings that change neither the test samples of a client nor their scoring.
 _FREE = {
@@ -133,41 +133,6 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
             "gains cannot be computed. Choose another --reference."
         )
     return measure, rows_with_gains
-
-
-def gain_over_local(run: RunFolder) -> tuple[str, str]:
-    """Return the mean gain of a run's clients over training alone, and a note on it;
-    "?" and how to get it if no folder beside the run holds a completed run of method
-    local with the same seed, data and number of rounds.
-    """
-    measure = fair_measure([run])
-    for other in _local_runs_beside(run):
-        if pairs := _pairs(run, other, measure):
-            gains = [pair.gain for pair in pairs]
-            mean = _signed(measure, sum(gains) / len(gains))
-            better = sum(gain > 0 for gain in gains)
-            unit = "in points; " if is_percent(measure) else ""
-            note = f"{unit}{better} of {len(gains)} clients gain ({one_line(other.path.name)})"
-            return mean, note
-    return "?", (
-        "Not known yet. Run method=local with the same settings, then compare both: fedapps compare"
-    )
-
-
-def _local_runs_beside(run: RunFolder) -> Iterator[RunFolder]:
-    for folder in sorted(run.path.resolve().parent.iterdir()):
-        settings = folder / "settings.toml"
-        # Looked for in the text first: a sweep has many folders beside each other.
-        if settings.is_file() and 'method = "local"' in settings.read_text(errors="replace"):
-            other = read_run(folder)
-            same = (other.method, other.seed, other.num_rounds, other.state) == (
-                "local",
-                run.seed,
-                run.num_rounds,
-                "completed",
-            )
-            if same and _same_data(run, other):
-                yield other
 
 
 def _same_data(run: RunFolder, other: RunFolder) -> bool:

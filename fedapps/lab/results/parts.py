@@ -28,14 +28,12 @@ from fedapps.lab.results.grid_plots import Runs
 from fedapps.lab.results.group_tables import gaps_section, groups_section
 from fedapps.lab.results.newcomers import newcomers_section
 from fedapps.lab.results.run_plots import (
-    bytes_figure,
     comparison_figure,
+    cost_figures,
     curve_figures,
     loss_figure,
     measure_figure,
-    models_figure,
     other_measures,
-    time_figure,
 )
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.secure_sums import secure_section
@@ -105,8 +103,7 @@ def _worst(shown: Shown) -> Section | None:
 PLOTS: Mapping[str, Sequence[PagePlot]] = {
     RUN: (
         PagePlot("", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
-        PagePlot("models", "Score over the models that a client sent and received", models_figure),
-        PagePlot("time", "Score over the seconds of the run, by its clock", time_figure),
+        PagePlot("", "Score over {}", cost_figures),
         PagePlot("train-loss", "Training loss over rounds", loss_figure),
         PagePlot("clients", "Score of each client, sorted", own_bars),
         PagePlot("confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
@@ -117,7 +114,6 @@ PLOTS: Mapping[str, Sequence[PagePlot]] = {
         ),
         PagePlot("weights", "Weight of each client over rounds, as a heat map", weights_figure),
         PagePlot("", "Plot {}", curve_figures),
-        PagePlot("bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
         PagePlot("measures", "Other measures over rounds", other_measures),
     ),
     COMPARISON: (
@@ -167,11 +163,6 @@ def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
     return sections(RUN, shown) + (sections(page, shown) if page != RUN else [])
 
 
-def plots(page: str) -> Sequence[PagePlot]:
-    """Return the plots that a page may have."""
-    return PLOTS[page]
-
-
 def figures(parts: Iterable[PagePlot], shown: Any) -> dict[str, Figure]:
     """Return the plots that apply, by name."""
     return {name: one for part in parts for name, one in part.figures(shown).items()}
@@ -179,7 +170,7 @@ def figures(parts: Iterable[PagePlot], shown: Any) -> dict[str, Figure]:
 
 def run_figures(run: RunFolder) -> dict[str, Figure]:
     """Return the plots of a run, by name."""
-    return figures(plots(RUN), run)
+    return figures(PLOTS[RUN], run)
 
 
 def charts(parts: Iterable[PagePlot], shown: Any, theme: Theme = THEME) -> dict[str, Html]:

@@ -1,7 +1,6 @@
 """The report of one run: `report.html`, one file that can be mailed and read anywhere.
 
-It is made from files alone, so an interrupted run has one too. The gain over training
-alone is read from a run of `local` in a folder beside it.
+It is made from files alone, so an interrupted run has one too.
 """
 
 from collections.abc import Mapping
@@ -11,11 +10,9 @@ from pathlib import Path
 from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.formats import (
     LEADING_MEANS,
-    bytes_text,
     metric_name,
     metric_text,
     one_line,
-    seconds_text,
 )
 from fedapps.lab.charts import html
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
@@ -23,8 +20,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.gains import gain_over_local
-from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections, write_plots
+from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections, write_plots
 from fedapps.records.files import write_text
 from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
@@ -118,7 +114,7 @@ def report_title(run: RunFolder) -> str:
 def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
     """The parts of the report; ``points``: the most of a line."""
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
-    pictures = charts(plots(RUN), run, replace(THEME, points=points))
+    pictures = charts(PLOTS[RUN], run, replace(THEME, points=points))
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
@@ -227,15 +223,15 @@ def _subtitle(run: RunFolder) -> str:
 
 
 def _key_numbers(run: RunFolder) -> list[Html]:
-    """Return the three numbers that matter as large cards (mean, worst tenth, gain over
-    training alone), and the others as small ones.
+    """Return the numbers that matter as large cards (mean, worst tenth), and the others
+    as small ones.
     """
     measure = fair_measure([run])
     numbers, mean = run.numbers, f"{measure}-mean"
     if mean not in numbers:
-        labels = {
-            key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]
-        } | _CARDS
+        # most tasks without accuracies minimise a mean weighted by samples: it is first
+        first = sorted(run.evaluation, key=lambda key: not key.endswith("-weighted"))[:6]
+        labels = {key: metric_name(key) for key in first} | _CARDS
         return [html.cards(_card_entries(numbers, labels))]
     worst = next((k for k in (f"{measure}-worst10", f"{measure}-worst") if k in numbers), "")
     lead = [
@@ -247,8 +243,6 @@ def _key_numbers(run: RunFolder) -> list[Html]:
     if low is not None and high is not None:
         bounds = f"95 % interval: {metric_text(mean, low)} to {metric_text(mean, high)}"
         lead[0] = (*lead[0][:2], bounds)
-    if run.method != "local":
-        lead.append(("gain over training alone", *gain_over_local(run)))
     rest = {key: label for key, label in _CARDS.items() if key not in (mean, worst)}
     return [html.cards(lead, "cards lead"), html.cards(_card_entries(numbers, rest))]
 
@@ -261,11 +255,6 @@ def _card_entries(
         for key, label in labels.items()
         if key in numbers
     ]
-
-
-def _unweighted(key: str) -> bool:
-    # Most tasks without accuracies minimise a mean weighted by samples: show it first.
-    return not key.endswith("-weighted")
 
 
 def _details(run: RunFolder, share: float) -> list[Html]:
@@ -304,7 +293,8 @@ def _details(run: RunFolder, share: float) -> list[Html]:
         )
     if run.clients:
         parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
-    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
+    numbers = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
+    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(numbers)))
     if run.settings:
         rows_of_settings = [
             (Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()
@@ -354,20 +344,6 @@ def _cell(key: str, value: object) -> str:
 
 def _cut(shown: int, total: int, file: str) -> str:
     return f"; the first {shown} are shown, all are in {file}" if shown < total else ""
-
-
-def _all_numbers(run: RunFolder) -> list[tuple[str, str]]:
-    rows = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
-    done = [record["seconds"] for record in run.rounds if is_number(record.get("seconds"))]
-    if done:
-        rows.append(("seconds, median of a round", seconds_text(sorted(done)[len(done) // 2])))
-    rounds = run.rounds_completed
-    rows += [
-        (f"{metric_name(key)}, per round", bytes_text(run.numbers[key] / rounds))
-        for key in ("bytes-up", "bytes-down")
-        if rounds and key in run.numbers
-    ]
-    return rows
 
 
 def _setting(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedapps.formats import LEADING_MEANS, byte_scale, is_percent, metric_name, sentence
+from fedapps.formats import LEADING_MEANS, is_percent, metric_name, sentence
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
     label_rounds,
@@ -23,9 +23,14 @@ from fedapps.lab.charts.theme import Theme
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.grid_plots import X_LABELS, Runs, draw_lines, line_of, lines_of
 from fedapps.lab.results.run_measures import Measure
-from fedapps.records.reader import RunFolder, as_float
+from fedapps.records.reader import RunFolder
 
 _MAX_PANELS = 24
+#: What scores are shown over beside rounds: the kind of plot, and the label.
+_COSTS = {
+    "models": ("models", X_LABELS["models"]),
+    "time": ("clock", "seconds of the run, without evaluations"),
+}
 
 
 def measure_figure(run: RunFolder, theme: Theme) -> dict[str, Figure]:
@@ -50,32 +55,20 @@ def measure_figure(run: RunFolder, theme: Theme) -> dict[str, Figure]:
     return {measure: figure}
 
 
-def models_figure(run: RunFolder, theme: Theme) -> Figure | None:
-    """The leading score over the models sent, for a run whose messages are not one
-    model each.
+def cost_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
+    """The leading score over the seconds of the run, by its clock, and over the models
+    sent, for a run whose messages are not one model each.
     """
-    if not run.counts_models:
-        return None
-    heading = "The same over models instead of rounds"
-    return _score_over("models", heading, X_LABELS["models"], run, theme)
-
-
-def time_figure(run: RunFolder, theme: Theme) -> Figure | None:
-    """The leading score over the seconds of the run, by its clock."""
-    heading = f"{sentence(metric_name(fair_measure([run])))} over time"
-    return _score_over("clock", heading, "seconds of the run, without evaluations", run, theme)
-
-
-def _score_over(kind: str, heading: str, label: str, run: RunFolder, theme: Theme) -> Figure | None:
-    measure = fair_measure([run])
-    points = line_of(kind, f"{measure}-mean", [run])
-    if points is None:
-        return None
-    figure, axes = one_panel(heading, theme)
-    line(axes, points[0], points[1][0], theme.series[0])
-    axes.x.label, axes.x.low = label, 0.0
-    label_values(axes, measure, "mean over clients")
-    return figure
+    measure, figures = fair_measure([run]), dict[str, Figure]()
+    for name, (kind, label) in _COSTS.items():
+        points = line_of(kind, f"{measure}-mean", [run])
+        if points is None or (kind == "models" and not run.counts_models):
+            continue
+        figures[name], axes = one_panel(f"{sentence(metric_name(measure))} over {name}", theme)
+        line(axes, points[0], points[1][0], theme.series[0])
+        axes.x.label, axes.x.low = label, 0.0
+        label_values(axes, measure, "mean over clients")
+    return figures
 
 
 def loss_figure(run: RunFolder, theme: Theme) -> Figure | None:
@@ -87,26 +80,6 @@ def loss_figure(run: RunFolder, theme: Theme) -> Figure | None:
     line(axes, *train["loss"], theme.series[0])
     label_rounds(axes)
     axes.y.label = "training loss, mean over clients"
-    return figure
-
-
-def bytes_figure(run: RunFolder, theme: Theme) -> Figure | None:
-    """The bytes sent in both directions so far."""
-    keys = ("bytes-down", "bytes-up")
-    if not any(key in record for record in run.rounds for key in keys):
-        return None
-    figure, axes = one_panel("Traffic so far", theme)
-    rounds = [record["round"] for record in run.rounds]
-    counts = [np.nan_to_num([as_float(row.get(key)) for row in run.rounds]) for key in keys]
-    down, up = map(np.cumsum, counts)
-    divisor, unit = byte_scale(max(down[-1], up[-1]))
-    # Both directions are often equal; the dashed line on top keeps both visible.
-    line(axes, rounds, down / divisor, theme.series[0], label="server to clients", width=3.2)
-    line(axes, rounds, up / divisor, theme.series[1], (3, 2), label="clients to server")
-    axes.y.low = 0.0
-    label_rounds(axes)
-    axes.y.label = f"bytes, all clients together ({unit})"
-    legend(figure, axes)
     return figure
 
 

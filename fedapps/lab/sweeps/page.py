@@ -1,68 +1,46 @@
-"""The plots and the HTML report of a sweep: curves over rounds, final values, all
-tables, failed runs.
+"""The plots and the HTML report of a sweep: its tables, curves over rounds or the plots
+of its file, failed runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from fedapps.formats import is_percent, one_line, seconds_text
+from fedapps.formats import one_line, seconds_text
 from fedapps.lab.charts import html
-from fedapps.lab.charts.canvas import FORMS
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
-from fedapps.lab.charts.drawing import heat, legend, panels, title
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.charts.theme import Colour, Theme
-from fedapps.lab.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
+from fedapps.lab.charts.theme import Theme
+from fedapps.lab.results.grid_plots import KINDS, PlotSpec, Runs, drawn
 from fedapps.lab.results.parts import PagePlot, charts, write_figures
 from fedapps.lab.results.parts import figures as drawn_parts
 from fedapps.lab.results.run_measures import curve_of, read_measure
 from fedapps.lab.sweeps.grid import SEED
 from fedapps.lab.sweeps.plan import Plan, short_label
 from fedapps.lab.sweeps.tables import Results
-from fedapps.lab.sweeps.texts import best_of, heading
 from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder
 
-_MARKERS = tuple(FORMS)
-# the same in both schemes
-_SHADES = tuple(
-    Colour(shade, shade)
-    for shade in (
-        "#f7fbff",
-        "#deebf7",
-        "#c6dbef",
-        "#9ecae1",
-        "#6baed6",
-        "#4292c6",
-        "#2171b5",
-        "#08519c",
-        "#08306b",
-    )
-)
-_ON_DARK, _ON_LIGHT = Colour("#ffffff", "#ffffff"), Colour("#14324d", "#14324d")
-
 
 def parts(results: Results) -> list[PagePlot]:
-    """Return the plots of a sweep's page: those that its file names, else the usual
-    ones.
+    """Return the plots of a sweep's page: those that its file names, else the first
+    measure with several evaluations over the rounds.
     """
     measures = ", ".join(read_measure(measure).name for measure in results.measures)
-
-    def plot(name: str, words: str, draw: Callable[..., Figure | None], *more: Any) -> PagePlot:
-        title = f"{results.plan.title}: {measures} {words}".replace("{", "{{").replace("}", "}}")
-        return PagePlot(name, title, lambda shown, theme: draw(shown, *more, theme))
-
-    if specs := results.plan.grid.options.plot:
-        return [plot(spec.file, KINDS[spec.kind], _requested, spec) for spec in specs]
+    title = f"{results.plan.title}: {measures}".replace("{", "{{").replace("}", "}}")
     return [
-        plot("curves", "over rounds", _curves),
-        plot("values", "at the end", _values),
-        plot("grid", "at the end, as a grid", _heat),
+        PagePlot(spec.file, f"{title} {KINDS[spec.kind]}", partial(_requested, spec=spec))
+        for spec in results.plan.grid.options.plot or _usual(results)
     ]
+
+
+def _usual(results: Results) -> list[PlotSpec]:
+    for measure in results.measures:
+        one = read_measure(measure)
+        if any(len(curve_of(run, one)[0]) > 1 for run in results.runs):
+            return [PlotSpec("rounds", (measure,), name="curves")]
+    return []
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -70,7 +48,7 @@ def figures(results: Results) -> dict[str, Figure]:
     return drawn_parts(parts(results), results)
 
 
-def _requested(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
+def _requested(results: Results, theme: Theme, spec: PlotSpec) -> Figure | None:
     """Return a plot that the file names."""
     axes = {axis.name: axis for axis in results.plan.grid.axes}
     if spec.kind != "parameter":
@@ -107,125 +85,6 @@ def _columns(results: Results) -> list[tuple[str, dict[str, Runs]]]:
     ]
 
 
-def _curves(results: Results, theme: Theme) -> Figure | None:
-    """Return the curves of the first measure with several evaluations over the rounds:
-    one panel per column.
-    """
-    for measure in results.measures:
-        one = read_measure(measure)
-        if any(len(curve_of(run, one)[0]) > 1 for run in results.runs):
-            spec = PlotSpec("rounds", (measure,))
-            columns = _columns(results)
-            named = [(name or f"{heading(measure)} over rounds", lines) for name, lines in columns]
-            return drawn(spec, [measure], named, {}, theme)
-    return None
-
-
-def _values(results: Results, theme: Theme) -> Figure | None:
-    """Return one panel per measure, with the rows on the y axis and one marker per
-    column: the mean over seeds, with the range.
-    """
-    if not results.runs or len(results.entries) < 2:
-        return None
-    measures = results.measures[:4]
-    rows, columns = results.rows, results.columns[: len(_MARKERS)]
-    height = max(2.6, 0.3 * len(rows) + 1.5)
-    figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
-    for panel, measure in zip(axes, measures, strict=True):
-        scale = 100 if is_percent(read_measure(measure).unit) else 1
-        for index, column in enumerate(columns):
-            shift = 0.16 * (index - (len(columns) - 1) / 2)
-            marks = [
-                (height, results.entry(row, column).values(measure))
-                for height, row in enumerate(rows)
-            ]
-            marks = [
-                (height, [scale * value for value in values]) for height, values in marks if values
-            ]
-            if not marks:
-                continue
-            means = [float(np.mean(values)) for _, values in marks]
-            lines = [height + shift for height, _ in marks]
-            colour = theme.series[index % len(theme.series)]
-            starts, ends = (
-                [(reach(v), y) for (_, v), y in zip(marks, lines, strict=True)]
-                for reach in (min, max)
-            )
-            panel.whiskers(starts, ends, colour, 1.4, series=results.column_name(column))
-            panel.dots(means, lines, colour, 6, results.column_name(column), _MARKERS[index])
-        title(panel, heading(measure), 10.5)
-        panel.y.low, panel.y.high, panel.y.down = -0.5, len(rows) - 0.5, True
-        panel.y.names, panel.by_point = [results.row_name(row) for row in rows], True
-        panel.y.ticks = (
-            range(len(rows)),
-            [results.row_name(row)[:34] for row in rows] if panel is axes[0] else [],
-        )
-    legend(figure, axes[0])
-    return figure
-
-
-def _is_grid(results: Results) -> bool:
-    """Return whether the last row axis and the last column axis are both numeric with
-    at least 3 values.
-    """
-    sides = (results.row_axes[-1:], results.column_axes[-1:])
-    axes = [axis for axis in results.plan.grid.axes if (axis.name,) in map(tuple, sides)]
-    return len(axes) == 2 and all(
-        len(axis.values) > 2
-        and all(
-            len(one) == 1 and isinstance(value, int | float)
-            for one in axis.values.values()
-            for value in one.values()
-        )
-        for axis in axes
-    )
-
-
-def _heat(results: Results, theme: Theme) -> Figure | None:
-    """Return heat maps of the mean over seeds, one panel for each combination of values
-    of the other axes, or ``None`` unless both sides are numbers.
-    """
-    if not results.runs or not _is_grid(results):
-        return None
-    measure = results.measures[0]
-    rows, columns = results.rows, results.columns
-    kinds = list(dict.fromkeys((row[:-1], column[:-1]) for row in rows for column in columns))[
-        :MAX_PANELS
-    ]
-    wide = min(3, len(kinds))
-    high = -(-len(kinds) // wide)
-    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme, len(kinds))
-    means = [
-        mean for entry in results.entries.values() if (mean := entry.mean(measure)) is not None
-    ]
-    scale = 100 if is_percent(read_measure(measure).unit) else 1
-    tops, lefts = (list(dict.fromkeys(labels[-1] for labels in side)) for side in (columns, rows))
-    for panel, (row_kind, column_kind) in zip(axes, kinds, strict=False):
-        table = np.full((len(lefts), len(tops)), np.nan)
-        for i, left in enumerate(lefts):
-            for j, top in enumerate(tops):
-                mean = results.entry((*row_kind, left), (*column_kind, top)).mean(measure)
-                table[i, j] = np.nan if mean is None else mean
-        # Dark is better, for measures to maximise and to minimise alike.
-        shades = _SHADES[::-1] if best_of(measure) is min else _SHADES
-        heat(panel, table, (min(means), max(means)), shades)
-        middle = (min(means) + max(means)) / 2
-        for (i, j), value in np.ndenumerate(table):
-            dark = (value > middle) == (shades == _SHADES)
-            if np.isfinite(value):
-                panel.text(j, i, f"{scale * value:.4g}", 9, _ON_DARK if dark else _ON_LIGHT)
-        names = [label for label in (*row_kind, *column_kind) if label]
-        title(panel, ", ".join([*names, heading(measure)]), 10.5)
-        panel.x.names, panel.y.names, panel.percent = tops, lefts, scale == 100
-        panel.x.ticks, panel.x.label = (range(len(tops)), tops), results.column_axes[-1]
-        panel.y.ticks, panel.y.label, panel.y.down = (
-            (range(len(lefts)), lefts),
-            results.row_axes[-1],
-            True,
-        )
-    return figure
-
-
 def write_page(
     results: Results, folder: Path, failed: Mapping[str, str], going: bool = False
 ) -> Path:
@@ -253,8 +112,7 @@ def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool
         body += [html.heading(name)] * bool(name) + [html.panel(table)]
     if pictures := charts(parts(results), results):
         legend_note = (
-            "Lines and markers show means over seeds. Bands and bars go from the lowest to the "
-            "highest seed."
+            "Lines show means over seeds. Bands and bars go from the lowest to the highest seed."
         )
         body += [
             html.heading("Plots"),
@@ -286,11 +144,9 @@ def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:
     """Return the tables with their headings."""
-    tables = []
-    for name, header, rows in results.tables(lambda text: Html(f"<b>{html.text(text)}</b>")):
-        # Other cells, such as those of ``sweep.printed``, come from the file: text.
-        tables.append((name, html.table(header, rows)))
-    return tables
+    # Other cells, such as those of ``sweep.printed``, come from the file: text.
+    tables = results.tables(lambda text: Html(f"<b>{html.text(text)}</b>"))
+    return [(name, html.table(header, rows)) for name, header, rows in tables]
 
 
 def _subtitle(plan: Plan) -> str:

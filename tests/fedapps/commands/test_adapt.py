@@ -15,8 +15,10 @@ from sklearn.datasets import load_digits
 from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
 from fedapps.runs.model_files import SETTINGS, read_model
+from tests.helpers import lacking
 
 DIGITS = load_digits()
+PARTS = ("train", "validation", "test")
 
 
 def site(folder, classes, share=slice(0, None), size=8, name="train.npz"):
@@ -47,77 +49,50 @@ def model(tmp_path_factory):
     return folder / "global.safetensors"
 
 
+def adapted(*arguments):
+    """Run the command and return its exit status."""
+    return main(["adapt", *map(str, arguments)])
+
+
 def error_of(capsys, *arguments):
     """Run the command with bad input and return its one-line error."""
-    assert main(["adapt", *map(str, arguments)]) == 2
+    assert adapted(*arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
     return error
 
 
-def net_of(path):
+def loss_of(path, x, y):
     net = build_model("mlp", (1, 8, 8), 10, 1)
     net.load_state_dict(load_file(path))
-    return net.eval()
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(net.eval()(x), y))
 
 
 def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
-    assert main(["adapt", str(model), "--data", str(data), "--out", str(out), "--epochs", "4"]) == 0
+    out.write_text("precious")
+    assert "add --overwrite" in error_of(capsys, model, "--data", data, "--out", out)
+    assert out.read_text() == "precious"
+    assert adapted(model, "--data", data, "--out", out, "--epochs", 4, "--overwrite") == 0
     printed = capsys.readouterr().out
-    assert "before: loss" in printed
-    assert "kept:   epoch" in printed
     with safe_open(out, "pt") as file:
         facts = file.metadata()
     assert facts["method"] == "fedavg"
     assert 1 <= int(facts["adapted-epochs"]) <= 4
-    x = torch.tensor(DIGITS.images[np.isin(DIGITS.target, [3, 8])] / 16, dtype=torch.float32)[
-        :, None
-    ]
-    y = torch.tensor(DIGITS.target[np.isin(DIGITS.target, [3, 8])])
-    with torch.no_grad():
-        losses = [
-            float(torch.nn.functional.cross_entropy(net_of(path)(x), y)) for path in (model, out)
-        ]
-    assert losses[1] < 0.7 * losses[0]
-    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in printed
-    assert (
-        main(
-            [
-                "adapt",
-                str(out),
-                "--data",
-                str(data),
-                "--epochs",
-                "1",
-                "--out",
-                str(tmp_path / "again.safetensors"),
-            ]
-        )
-        == 0
-    )
+    accuracy = f"accuracy {100 * float(facts['accuracy']):.1f} %"
+    assert lacking(printed, "before: loss", "kept:   epoch", accuracy) == []
+    with np.load(data / "train.npz") as file:
+        x, y = map(torch.from_numpy, (file["image"], file["label"]))
+    assert loss_of(out, x, y) < 0.7 * loss_of(model, x, y)
+    again = tmp_path / "again.safetensors"
+    assert adapted(out, "--data", data, "--epochs", 1, "--out", again) == 0
 
 
 @pytest.mark.parametrize("rate", ["1", "1e4"])  # a larger loss, and NaN
 def test_if_every_epoch_is_worse_the_original_model_is_kept(rate, model, tmp_path, capsys):
     data, out = site(tmp_path / "all", range(10)), tmp_path / "wild.safetensors"
-    assert (
-        main(
-            [
-                "adapt",
-                str(model),
-                "--data",
-                str(data),
-                "--out",
-                str(out),
-                "--rate",
-                rate,
-                "--epochs",
-                "2",
-            ]
-        )
-        == 0
-    )
+    assert adapted(model, "--data", data, "--out", out, "--rate", rate, "--epochs", 2) == 0
     assert "kept:   the original model" in capsys.readouterr().out
     before, after = load_file(model), load_file(out)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -143,65 +118,28 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     wrong = rng.random(len(label)) < 0.3  # wrong labels, so that long training overfits
     label[wrong] = rng.permutation(label[wrong])
     np.savez(folder / "train.npz", image=image, label=label)
-    adapted = adapt(arrays, settings, folder, epochs, "m")
+    result = adapt(arrays, settings, folder, epochs, "m")
     task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
     data = task.client_data(SITE, 1)
     client = FedAvgClient(
         task.model_fn, data, SITE, model=task.work_model(), objective=task.objective
     )
     client.model.load_state_dict(arrays)
-    path = []
+    path, config = [], {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
     for epoch in range(epochs + 1):
         if epoch:
-            client.train(
-                {
-                    "seed": settings.seed,
-                    **settings.train.to_config(),
-                    "local-epochs": 1,
-                    "server-round": epoch,
-                }
-            )
-        path.append(
-            {part: client.score(getattr(data, part)) for part in ("train", "validation", "test")}
-        )
-    best = {part: min(range(epochs + 1), key=lambda e: path[e][part]["loss"]) for part in path[0]}
+            client.train({**config, "server-round": epoch})
+        path.append({part: client.score(getattr(data, part)) for part in PARTS})
+    best = {part: min(range(epochs + 1), key=lambda e: path[e][part]["loss"]) for part in PARTS}
     likely = max(range(epochs + 1), key=lambda e: path[e]["validation"]["accuracy"])
     assert best["validation"] not in (best["train"], best["test"], likely, 0, epochs)
-    better = [
-        epoch
-        for epoch in range(epochs + 1)
-        if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
-    ]
+    losses = [scores["validation"]["loss"] for scores in path]
+    better = [epoch for epoch, loss in enumerate(losses) if loss < losses[0]]
     assert better[0] < best["validation"] < better[-1]
-    assert (adapted.epoch, adapted.before) == (best["validation"], path[0]["test"])
-    assert adapted.after == path[adapted.epoch]["test"]
-    net = task.work_model()
-    net.load_state_dict(adapted.arrays)
-    assert task.objective.score(net, data.test) == adapted.after
-
-
-def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, capsys):
-    data, out = site(tmp_path / "mine", [1, 2]), tmp_path / "mine.safetensors"
-    out.write_text("precious")
-    assert "add --overwrite" in error_of(capsys, model, "--data", data, "--out", out)
-    assert out.read_text() == "precious"
-    assert (
-        main(
-            [
-                "adapt",
-                str(model),
-                "--data",
-                str(data),
-                "--out",
-                str(out),
-                "--epochs",
-                "1",
-                "--overwrite",
-            ]
-        )
-        == 0
-    )
-    assert load_file(out)
+    assert (result.epoch, result.before) == (best["validation"], path[0]["test"])
+    assert result.after == path[result.epoch]["test"]
+    client.model.load_state_dict(result.arrays)
+    assert client.score(data.test) == result.after
 
 
 def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
@@ -230,53 +168,29 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     with safe_open(model, "pt") as file:
         metadata = file.metadata()
 
-    def made(metadata, tensors=arrays):
-        save_file(tensors, tmp_path / "m.safetensors", metadata)
-        return error_of(
-            capsys,
-            tmp_path / "m.safetensors",
-            "--data",
-            data,
-            "--out",
-            tmp_path / "out.safetensors",
-        )
-
+    made, out = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
     name, own = next(iter(arrays)), json.loads(metadata[SETTINGS])
     for given, message in (
-        ([{"method": "fedavg"}], "does not name its net"),
-        ([{SETTINGS: "{"}], "cannot read the description of its net"),
-        ([{SETTINGS: "[1]"}], "does not describe its input samples"),
+        ({"method": "fedavg"}, "does not name its net"),
+        ({SETTINGS: "{"}, "cannot read the description of its net"),
+        ({SETTINGS: "[1]"}, "does not describe its input samples"),
         (
-            [{SETTINGS: json.dumps({**own, "model.name": "nonsense", "seed": "x"})}],
+            {SETTINGS: json.dumps({**own, "model.name": "nonsense", "seed": "x"})},
             "cannot read the description of its net",
         ),
         (
-            [{SETTINGS: json.dumps({**own, "model.name": "os:system"})}],
+            {SETTINGS: json.dumps({**own, "model.name": "os:system"})},
             "if you trust it, run it with --net os:system",
         ),
-        ([metadata, {**arrays, name: torch.zeros(3)}], f"array {name!r}"),
-        ([metadata, {**arrays, "other": torch.zeros(3)}], "array 'other'"),
+        ({name: torch.zeros(3)}, f"array {name!r}"),
+        ({"other": torch.zeros(3)}, "array 'other'"),
     ):
-        assert message in made(*given)
-    assert not (tmp_path / "out.safetensors").exists()
-    save_file(
-        arrays,
-        tmp_path / "m.safetensors",
-        {SETTINGS: json.dumps({**own, "out": "/x", "dp.delta": 1})},
-    )
-    assert read_model(tmp_path / "m.safetensors")[2].out == ""
-
-
-@pytest.mark.slow
-def test_a_clients_own_model_can_be_adapted(tmp_path):
-    job = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "train.local-epochs=1"]
-    job += ["method=superfed-mm", "superfed.start=0"]
-    folder, data = tmp_path / "r", site(tmp_path / "mine", range(10))
-    assert main(["run", "--engine", "inline", *job, "--out", str(folder)]) == 0
-    assert main(["export", str(folder), "--client", "1"]) == 0
-    exported = str(folder / "client-1.safetensors")
-    assert main(["adapt", exported, "--data", str(data), "--epochs", "1"]) == 0
-    assert (folder / "client-1-adapted.safetensors").is_file()
+        tensors = {k: v for k, v in given.items() if isinstance(v, torch.Tensor)}
+        save_file({**arrays, **tensors}, made, metadata if tensors else given)
+        assert message in error_of(capsys, made, "--data", data, "--out", out)
+    assert not out.exists()
+    save_file(arrays, made, {SETTINGS: json.dumps({**own, "out": "/x", "dp.delta": 1})})
+    assert read_model(made)[2].out == ""
 
 
 def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
@@ -287,13 +201,8 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     from fedapps.runs.model_files import described
     from fedapps.runs.prepare import with_defaults
 
-    given = {
-        "task": "tabular",
-        "sites.columns": "age,kind=a|b",
-        "data.label": "sick",
-        "num-clients": 2,
-    }
-    settings = with_defaults(given)
+    given = {"task": "tabular", "sites.columns": "age,kind=a|b", "data.label": "sick"}
+    settings = with_defaults({**given, "num-clients": 2})
     task = build_task(settings)
     arrays = {name: torch.from_numpy(array.copy()) for name, array in task.initial_arrays().items()}
     save_file(arrays, tmp_path / "m.safetensors", described(settings, task))
@@ -301,19 +210,8 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     rows = [f"{age},{'ab'[age % 2]},{int(age > 50)}" for age in rng.integers(20, 80, 80)]
     (tmp_path / "rows.csv").write_text("\n".join(["age,kind,sick", *rows]) + "\n")
     out = tmp_path / "out.safetensors"
-    assert (
-        main(
-            [
-                "adapt",
-                str(tmp_path / "m.safetensors"),
-                "--data",
-                str(tmp_path / "rows.csv"),
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    data = tmp_path / "rows.csv"
+    assert adapted(tmp_path / "m.safetensors", "--data", data, "--out", out) == 0
     with safe_open(out, "pt") as file:
         assert float(file.metadata()["accuracy"]) > 0.8
 
@@ -325,33 +223,26 @@ def test_a_site_adapts_the_model_of_a_csv_with_the_runs_input_scale(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     draw = np.random.default_rng(0)
-    rows = []
-    for ward, shift in (("bern", 0), ("graz", 1)):
-        for _ in range(60):
-            y = int(draw.integers(2))
-            rows.append([ward, 100 + shift + 6 * y + draw.normal(), 5 + draw.normal(), y])
-
-    def write(name, rows, more=()):
-        head = ["ward", "glucose", "age", "outcome", *(name for name, _ in more)]
-        body = [[*row, *(value for _, value in more)] for row in rows]
-        text = "\n".join(",".join(map(str, row)) for row in [head, *body])
-        (tmp_path / name).write_text(text + "\n")
-
-    write("visits.csv", rows)
-    write("bern.csv", rows[:60], more=[("weight", 70.0)])
+    rows = [
+        f"{ward},{100 + shift + 6 * y + draw.normal()},{5 + draw.normal()},{y}"
+        for ward, shift in (("bern", 0), ("graz", 1))
+        for y in draw.integers(2, size=60)
+    ]
+    (tmp_path / "visits.csv").write_text("\n".join(["ward,glucose,age,outcome", *rows]))
+    own = ["ward,glucose,age,outcome,weight", *(f"{row},70.0" for row in rows[:60])]
+    (tmp_path / "bern.csv").write_text("\n".join(own))
     job = ["data.source=visits.csv", "data.natural-id=ward", "data.partition=natural"]
     job += ["data.label=outcome", "num-rounds=6", "evaluate-every=6", "train.local-epochs=3"]
     assert main(["run", "--engine", "inline", *job, "--out", "r"]) == 0
     assert main(["export", "r"]) == 0
     capsys.readouterr()
-    assert main(["adapt", "r/global.safetensors", "--data", "bern.csv", "--epochs", "2"]) == 0
+    assert adapted("r/global.safetensors", "--data", "bern.csv", "--epochs", 2) == 0
     before = next(line for line in capsys.readouterr().out.splitlines() if "before" in line)
     assert float(before.split("accuracy ")[1].split(" %")[0]) > 90
-    assert main(["adapt", "r/global-adapted.safetensors", "--data", "bern.csv"]) == 0
+    assert adapted("r/global-adapted.safetensors", "--data", "bern.csv") == 0
     arrays, metadata, _, scale = read_model(tmp_path / "r" / "global.safetensors")
     assert scale.mean.reshape(-1)[0] == pytest.approx(105, abs=3)
     del metadata["mean"]
     save_file(arrays, tmp_path / "bare.safetensors", metadata)
-    assert "mean of the inputs is missing" in error_of(
-        capsys, tmp_path / "bare.safetensors", "--data", "bern.csv"
-    )
+    said = error_of(capsys, "bare.safetensors", "--data", "bern.csv")
+    assert "mean of the inputs is missing" in said

@@ -2,17 +2,7 @@
 
 import csv
 
-from fedapps.lab.sweeps.pool import Ended, run_one
 from fedapps.testing.truths import truth
-
-
-def in_process(runs):
-    """Execute runs here, one after the other; one that fails ends its own trial."""
-    for run in runs:
-        try:
-            yield Ended(run, run_one(run))
-        except Exception as error:
-            yield Ended(run, {}, f"{type(error).__name__}: {error}")
 
 
 def write_sites(path, sites, poisoned=(), factor=1.0, left_out=()):

@@ -9,9 +9,10 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from benchmarks.contest import in_process
 from experiments.natural import contests
 from fedapps.testing.truths import SIZES
-from tests.fedapps.lab.contests.sites import in_process, write_sites
+from tests.fedapps.lab.contests.sites import write_sites
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]
 GIVEN = {

@@ -25,18 +25,18 @@ def rows_of(n, measure, rng=RNG):
 
 
 def test_measures_are_those_of_a_run():
-    rows = rows_of(40, "auroc")
-    assert measured([rows], "accuracy")[0] == rows[:, 1].mean()
-    assert measured([rows], "rmse")[0] == pytest.approx(-math.sqrt(rows[:, 2].mean()))
-    assert measured([rows], "auroc")[0] == pytest.approx(auroc(rows[:, 2], rows[:, 0].astype(int)))
-    rows[5, 2] = rows[6, 2]  # a tie
-    assert measured([rows], "auroc")[0] == pytest.approx(auroc(rows[:, 2], rows[:, 0].astype(int)))
-    rows = rows_of(40, "concordance")
-    pairs = pair_counts(rows[:, 0], rows[:, 1], rows[:, 2])
-    assert measured([rows], "concordance")[0] == pytest.approx(concordance(pairs))
-    rows = rows_of(40, "macro-recall")
-    recall = [rows[rows[:, 0] == c, 1].mean() for c in range(3)]
-    assert measured([rows], "macro-recall")[0] == pytest.approx(np.mean(recall))
+    rows, times, three = (rows_of(40, m) for m in ("auroc", "concordance", "macro-recall"))
+    tied = rows.copy()
+    tied[5, 2] = tied[6, 2]
+    for measure, given, wanted in (
+        ("accuracy", rows, rows[:, 1].mean()),
+        ("rmse", rows, -math.sqrt(rows[:, 2].mean())),
+        ("auroc", rows, auroc(rows[:, 2], rows[:, 0].astype(int))),
+        ("auroc", tied, auroc(tied[:, 2], tied[:, 0].astype(int))),
+        ("concordance", times, concordance(pair_counts(*times.T))),
+        ("macro-recall", three, np.mean([three[three[:, 0] == c, 1].mean() for c in range(3)])),
+    ):
+        assert measured([given], measure)[0] == pytest.approx(wanted), measure
 
 
 def test_pairs_are_within_folds_since_folds_have_models_of_their_own():

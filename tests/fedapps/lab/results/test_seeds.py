@@ -32,21 +32,9 @@ def test_the_t_interval_of_three_and_of_five_seeds():
     assert (five.low, five.high) == pytest.approx((2 - reach, 2 + reach), rel=1e-5)
     ninety = t_interval([1.0, 2.0, 6.0], 0.9)  # t(0.95), two degrees: 2.919986
     assert ninety.high - 3 == pytest.approx(2.919986 * math.sqrt(7 / 3), rel=1e-6)
-
-
-def test_one_seed_has_infinite_bounds():
-    one = t_interval([0.5])
-    assert (one.mean, one.low, one.high, one.n) == (0.5, -math.inf, math.inf, 1)
-    assert one.low < 0 < one.high
-    assert t_interval([1.0, math.inf]).low < 0 < t_interval([1.0, math.inf]).high
-
-
-def test_the_interval_covers_the_true_mean_at_its_level():
-    rng = np.random.default_rng(0)
-    inside = [
-        (i := t_interval(list(rng.normal(2.0, 3.0, 3)))).low <= 2.0 <= i.high for _ in range(2000)
-    ]
-    assert 0.935 < np.mean(inside) < 0.965
+    for values in ([0.5], [1.0, math.inf]):  # one seed has infinite bounds
+        one = t_interval(values)
+        assert (one.low, one.high, one.n) == (-math.inf, math.inf, len(values))
 
 
 def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
@@ -115,33 +103,25 @@ def test_the_crossed_interval_needs_three_seeds_and_two_clients():
 @pytest.mark.parametrize("missing", [0.0, 0.15])
 @pytest.mark.parametrize(("clients", "seeds"), [(3.0, 0.5), (0.0, 0.5), (0.5, 1.0), (0.0, 0.0)])
 def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, missing):
-    """With 20 clients in 3 seeds; a t interval over the seeds covers 83 % of the means
-    over all sites where clients deviate by 3.
-    """
+    """With 20 clients in 3 seeds."""
     rng = np.random.default_rng(1)
-    inside, over_seeds = [], []
+    inside = []
     for _ in range(600):
         table = clients * rng.normal(size=20) + seeds * rng.normal(size=(3, 1))
         table += 2 * rng.normal(size=(3, 20))
         table[rng.random(table.shape) < missing] = np.nan
         crossed = crossed_interval(table)
         inside.append(crossed.low <= 0 <= crossed.high)
-        alone = t_interval(list(np.nanmean(table, 1)))
-        over_seeds.append(alone.low <= 0 <= alone.high)
     # clients with gaps count for the mean, but not for the width, so it is a bit wide
     assert 0.93 < np.mean(inside) < (0.99 if missing else 0.98)
-    assert np.mean(over_seeds) < (0.9 if clients == 3.0 else 1.0)
 
 
-def measured(rng, shift, same):
+def measured(rng, shift, same, spread=3.0, noise=0.2):
     """Three seeds of twenty clients whose values deviate by 3."""
-    tables = {seed: shift + 0.2 * rng.normal(size=20) for seed in range(3)}
-    clients = {
-        seed: {str(k): table[k] + 3 * math.sin(k) for k in range(20)}
-        for seed, table in tables.items()
-    }
-    means = {seed: float(np.mean(list(values.values()))) for seed, values in clients.items()}
-    return Measured(means, clients, same)
+    tables = [shift + noise * rng.normal(size=20) for _ in range(3)]
+    own = [{str(k): table[k] + spread * math.sin(k) for k in range(20)} for table in tables]
+    means = {seed: float(np.mean(list(values.values()))) for seed, values in enumerate(own)}
+    return Measured(means, dict(enumerate(own)), same)
 
 
 def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
@@ -150,7 +130,7 @@ def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
     """
     rng = np.random.default_rng(0)
     assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
-    alone = {same: Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), same) for same in (True, False)}
+    alone = {same: measured(rng, 0.0, same, 0, 0) for same in (True, False)}
     dealt = difference(measured(rng, 0.5, False), alone[False])
     assert dealt.these is None
     assert dealt.like == t_interval(dealt.by_seed)
@@ -163,14 +143,10 @@ def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
     assert difference(Measured(alone[True].by_seed, {}, True), alone[True]).like is None
 
 
-def zero():
-    return {seed: {str(k): 0.0 for k in range(20)} for seed in range(3)}
-
-
 def test_bold_and_intervals_have_one_standard():
     """The row is ahead for these sites, not beyond the noise for sites like these."""
     rng = np.random.default_rng(0)
-    rows = {"a": measured(rng, 0.5, True), "b": Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), True)}
+    rows = {"a": measured(rng, 0.5, True), "b": measured(rng, 0.0, True, 0, 0)}
     assert not stands_out("a", rows)
     rows["a"] = measured(rng, 5.0, True)
     assert stands_out("a", rows)

@@ -20,26 +20,18 @@ LASSO = (
     'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = '
     "4\nevaluate-every = 2\n"
 )
-
+LOCAL = """
+method = "local"
+num-clients = 4
+clients-per-round = 2
+num-rounds = 2
+train.local-epochs = 1
+"""
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
 # --- scales, data, folders ------------------------------------------------------------
-
-
-def test_scale_full_is_the_unchanged_file_unless_it_defines_full(tmp_path):
-    path = tmp_path / "grid.toml"
-    path.write_text("num-rounds = 9\n[sweep]\ntitle = 'T'\n[scale.small]\nnum-rounds = 3\n")
-
-    def read(scale):
-        plan = read_plan(path, scale=scale)
-        return plan.points[0].run.config["num-rounds"], plan.grid.scale, plan.title
-
-    assert read("full") == (9, "full", "T")
-    assert read("small") == (3, "small", "T (scale small)")
-    path.write_text("num-rounds = 9\n[scale.full]\nnum-rounds = 99\n")
-    assert read("full")[0] == 99
 
 
 def test_the_record_holds_file_scale_and_settings(tmp_path, capsys):
@@ -93,24 +85,18 @@ def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys):
 
 
 def test_a_finished_run_keeps_the_parts_that_the_file_names(tmp_path, capsys):
-    text = (
-        'method = "local"\nnum-clients = 4\nclients-per-round = 2\nnum-rounds = '
-        "2\ntrain.local-epochs = 1\n"
-    )
-    text += "checkpoint-every = 1\n[sweep]\nkeep = "
-    for keep, kept in (
-        ('["clients"]', {"clients"}),
-        ("[]", set()),
-        ('["model", "checkpoint"]', {"model.safetensors", "checkpoint"}),
-    ):
-        (tmp_path / "grid.toml").write_text(text + keep)
-        out = tmp_path / "-".join(["out", *sorted(kept)])
-        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out)]) == 0
-        there = {path.name for path in (out / "cells" / "run").iterdir()}
-        assert there & {"clients", "model.safetensors", "checkpoint"} == kept
-        assert {"summary.json", "rounds.jsonl", "clients.csv", "settings.toml"} <= there
+    text = LOCAL + "checkpoint-every = 1\n[sweep]\nkeep = "
+    for keep in (["clients"], [], ["model", "checkpoint"]):
+        (tmp_path / "grid.toml").write_text(f"{text}{keep}")
+        out = tmp_path / "-".join(["out", *keep])
+        command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(out)]
+        assert main(command) == 0
+        there = {path.stem for path in (out / "cells" / "run").iterdir()}
+        assert there & {"clients", "model", "checkpoint"} == {"clients", *keep}  # clients.csv
+        assert (out / "cells" / "run" / "clients").exists() == ("clients" in keep)
+        assert {"summary", "rounds", "settings"} <= there
         # still a finished run
-        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out), "--dry-run"]) == 0
+        assert main([*command, "--dry-run"]) == 0
         assert "1 of them finished" in capsys.readouterr().out
 
 
@@ -213,28 +199,23 @@ def test_text_of_differences():
     assert text("loss-mean", [-0.001] * 3) == f"{low}, these sites [{low}, {low}], 0 of 3"
 
 
-def test_one_seed_makes_nothing_bold(results_of):
-    results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": 0.9})
-    assert not re.search(r"\*\*|Bold", results.markdown())
-
-
 # --- plots ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path, write_run):
-    measure = {"clients": 'measures = "accuracy"', "curve": 'measures = "lambda-accuracy"'}.get(
-        kind, ""
-    )
-    x = 'x = "num-clients"' if kind == "parameter" else ""
+    more = {
+        "clients": 'measures = "accuracy"',
+        "curve": 'measures = "lambda-accuracy"',
+        "parameter": 'x = "num-clients"',
+    }.get(kind, "")
     text = f"""
         method = ["fedavg", "superfed-mm"]
         num-clients = [5, 9]
         seed = [0, 1]
         [[sweep.plot]]
         kind = "{kind}"
-        {measure}
-        {x}
+        {more}
     """
     accuracy = {
         f"{m}_num-clients-{n}_seed-{s}": 0.5 + 0.1 * s
@@ -248,26 +229,17 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
         (run.path / "weights.csv").write_text(
             "round,client,weight\n1,0,0.5\n1,1,0.5\n2,0,0.25\n2,1,0.75\n"
         )
-        for record in run.rounds:
-            record |= {
-                "models-up": 1,
-                "models-down": 1,
-                "seconds": 0.5,
-                "clock-seconds": 3.0 * record["round"],
-                "bytes-up": 100,
-                "bytes-down": 50,
-            }
+        for row in run.rounds:
+            row |= {"models-up": 1, "models-down": 1, "clock-seconds": 3.0 * row["round"]}
+            row |= {"seconds": 0.5, "bytes-up": 100, "bytes-down": 50}
     drawn = figures(results)
     assert list(drawn) == [kind]
-    lines = {name for panel in drawn[kind].panels for name, _ in panel.legend}
     if kind not in ("weights", "bars"):
+        lines = {name for panel in drawn[kind].panels for name, _ in panel.legend}
         assert lines == {"fedavg", "superfed-mm"}
     if kind in ("bytes", "seconds"):
         last = drawn[kind].panels[0].legend[0][1][0].points[-1]
-        assert tuple(last) == (
-            pytest.approx(4 * {"bytes": 150 / 1e6, "seconds": 0.5}[kind]),
-            pytest.approx(0.55),
-        )
+        assert last == pytest.approx([4 * {"bytes": 150 / 1e6, "seconds": 0.5}[kind], 0.55])
 
 
 def test_plots_show_lines_levels_and_differences_as_measured(results_of):
@@ -302,7 +274,7 @@ def test_plots_show_lines_levels_and_differences_as_measured(results_of):
     assert last(relative, "local") == (4.0, 0.125)
     assert last(relative, "fedavg") == (4.0, -0.125)
     assert last(logarithmic, "local") == pytest.approx((math.log10(4), math.log10(0.75)))
-    assert list(zip(*logarithmic.x.ticks, strict=True)) == [(math.log10(x), f"{x}") for x in (2,)]
+    assert logarithmic.x.ticks == ([math.log10(2)], ["2"])
     # a fraction, in per cent
     assert logarithmic.y.ticks == ([pytest.approx(math.log10(0.5))], ["50"])
     (slope,) = [shapes[0].points for name, shapes in logarithmic.legend if name == "t^-0.5"]

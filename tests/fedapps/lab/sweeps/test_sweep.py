@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import nullcontext
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from fedapps.lab.sweeps.texts import best_of
 from fedapps.runs.execution import execute_inline
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
-from tests.helpers import lacking, rows_of, summary_of, wait_for
+from tests.helpers import lacking, summary_of, wait_for
 from tests.pretended_device import pretended_cuda
 
 EXPERIMENTS = Path(__file__).resolve().parents[4] / "experiments"
@@ -160,18 +161,25 @@ def test_cases_set_several_settings_and_can_be_selected(plan_of):
 
 
 def test_scale_and_command_line_override_the_file(plan_of):
-    text = (
-        "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs "
-        "= 3\nseed = 7\n"
-    )
-    small = plan_of(text, scale="small")
-    assert names(small) == ["run"]
-    assert [
-        small.points[0].run.config[key] for key in ("num-rounds", "train.local-epochs", "seed")
-    ] == [5, 3, 7]
-    assert small.grid.name == "grid-small"
+    text = """
+        num-rounds = 100
+        seed = [0, 1, 2]
+        [sweep]
+        title = "T"
+        [scale.small]
+        num-rounds = 5
+        train.local-epochs = 3
+        seed = 7
+    """
+    small, full = plan_of(text, scale="small"), plan_of(text, scale="full")
+    assert (names(small), names(full)) == (["run"], ["seed-0", "seed-1", "seed-2"])
+    (config,) = (point.run.config for point in small.points)
+    assert [config[key] for key in ("num-rounds", "train.local-epochs", "seed")] == [5, 3, 7]
+    assert (small.grid.name, small.title, full.title) == ("grid-small", "T (scale small)", "T")
     assert names(plan_of(text, "seed=[4,5]", "num-rounds=1", scale="small")) == ["seed-4", "seed-5"]
     assert {point.run.config["num-rounds"] for point in plan_of(text, "num-rounds=1").points} == {1}
+    own = plan_of("num-rounds = 9\n[scale.full]\nnum-rounds = 99\n", scale="full")
+    assert own.points[0].run.config["num-rounds"] == 99
 
 
 def test_a_folder_of_data_does_not_depend_on_the_directory(plan_of, tmp_path, monkeypatch):
@@ -365,8 +373,7 @@ def test_the_sweeps_of_the_project_plan_at_every_scale(path):
     results, full = Results(plans["full"], {}), plans["full"].grid.options
     printed = [pair for table in (full.printed or {}).values() for pair in table.items()]
     against = {"": full.against} if isinstance(full.against, str) else full.against
-    named = {row for row, _ in printed} | {row for pair in against.items() for row in pair}
-    named |= {row for plot in full.plot for row in plot.rows}
+    named = {*chain(*against.items(), *(plot.rows for plot in full.plot)), *dict(printed)}
     columns = {c for _, beside in printed if isinstance(beside, dict) for c in beside}
     assert named <= {*map(results.row_name, results.rows), ""}
     assert columns <= set(map(results.column_name, results.columns))
@@ -406,16 +413,15 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     # for errors, the smallest is best
     assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"
     lines = list(csv.DictReader(results.csv().splitlines()))
-    assert [(line["method"], line["num-clients"], line["seeds"], line["of"]) for line in lines] == [
+    keys = ("method", "num-clients", "seeds", "of")
+    assert [tuple(line[key] for key in keys) for line in lines] == [
         ("fedavg", "5", "3", "3"),
         ("fedavg", "9", "3", "3"),
         ("ditto", "5", "3", "3"),
         ("ditto", "9", "2", "3"),
     ]
-    assert float(lines[0]["accuracy-mean"]) == pytest.approx((0.5 + 0.6 + 0.75) / 3, abs=1e-15)
-    assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(
-        sample[50, 60, 75] / 100, abs=1e-15
-    )
+    exact = [float(lines[0][f"accuracy-mean{end}"]) for end in ("", "-over-seeds-std")]
+    assert exact == pytest.approx([(0.5 + 0.6 + 0.75) / 3, sample[50, 60, 75] / 100], abs=1e-15)
     assert "| ditto  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
 
 
@@ -495,52 +501,50 @@ def test_which_end_of_a_measure_is_best(best, keys):
 
 
 def test_the_page_is_self_contained_and_escapes_names(results_of, tmp_path):
-    text = (
-        "superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "
-        '"superfed-mm"\n[sweep]\n'
-        'title = "<i>nu</i> & mu"\nrows = ["kind", "superfed.nu"]\n[axis.kind]\n"<script>" = { '
-        "num-rounds = 4 }\n"
-    )
-    runs = [
-        f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")
-    ]
-    results = results_of(
-        text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(runs)}
-    )
-    page = write_page(results, tmp_path, {runs[4]: "it <b>died</b>"}).read_text()
+    text = """
+        superfed.nu = [0.0, 1.0]
+        method = "superfed-mm"
+        [sweep]
+        title = "<i>nu</i> & mu"
+        rows = ["kind", "superfed.nu"]
+        [axis.kind]
+        "<script>" = { num-rounds = 4 }
+    """
+    results = results_of(text, {"nu-0.0_-script": 0.5, "nu-1.0_-script": None})
+    page = write_page(results, tmp_path, {"nu-1.0_-script": "it <b>died</b>"}).read_text()
     assert not re.search(r'<script>|(?:src|href|srcset)="(?!data:)|http(?!-equiv)|reload', page)
     texts = ("&lt;script&gt;", "&lt;i&gt;nu&lt;/i&gt; &amp; mu", "it &lt;b&gt;died&lt;/b&gt;")
-    assert lacking(page, *texts, "8 of 9 runs finished, 1 failed") == []
-    assert re.findall(r'data-name="(.*?)"', page) == ["curves", "values", "grid"]
+    assert lacking(page, *texts, "1 of 2 runs finished, 1 failed") == []
+    assert re.findall(r'data-name="(.*?)"', page) == ["curves"]
 
 
 def test_the_page_is_drawn_again_while_the_sweep_goes_on(plan_of, in_process):
-    """The second run sees the page that was drawn after the first one."""
-    plan, pages = plan_of(LASSO + "seed = [0, 1, 2]\n"), []
-    way = sweep_module.Way(jobs=1)
-    missing = sweep_module.missing_runs(plan, way)
-    in_process.before = lambda name: pages.append(
-        (plan.out / "report.html").read_text() if name == "seed-1" else ""
-    )
-    sweep_module.execute_sweep(plan, missing, way, page_every=0.0)
-    assert lacking(pages[1], "… 1 of 3 runs finished.", "reload()") == []
-    assert "reload()" not in (plan.out / "report.html").read_text()
+    """The second run sees the page that was drawn after the first one. A sweep that was
+    interrupted or has ended reloads nothing.
+    """
+    plan, way, pages = plan_of(LASSO + "seed = [0, 1, 2]\n"), sweep_module.Way(jobs=1), []
 
+    def go():
+        missing = sweep_module.missing_runs(plan, way)
+        sweep_module.execute_sweep(plan, missing, way, page_every=0.0)
 
-def test_the_page_of_an_interrupted_sweep_does_not_reload(plan_of, in_process):
-    plan = plan_of(LASSO + "seed = [0, 1, 2, 3]\n")
+    def page():
+        return (plan.out / "report.html").read_text()
 
     def stopped(name):
-        if name == "seed-2":
+        if name == "seed-1":
+            pages.append(page())
+        elif name == "seed-2":
             raise KeyboardInterrupt
 
     in_process.before = stopped
-    missing = sweep_module.missing_runs(plan, sweep_module.Way(jobs=1))
     with pytest.raises(KeyboardInterrupt):
-        sweep_module.execute_sweep(plan, missing, sweep_module.Way(jobs=1), page_every=0.0)
-    page = (plan.out / "report.html").read_text()
-    assert "2 of 4 runs finished. Repeat the command to go on." in page
-    assert "reload()" not in page
+        go()
+    assert lacking(pages[0], "… 1 of 3 runs finished.", "reload()") == []
+    assert lacking(page(), "2 of 3 runs finished. Repeat the command", "reload()") == ["reload()"]
+    in_process.before = lambda name: None
+    go()
+    assert "reload()" not in page()
 
 
 def test_the_page_of_a_sweep_that_goes_on_links_to_the_reports_that_are_drawn(results_of, tmp_path):
@@ -583,10 +587,6 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
     said = capsys.readouterr().err
     assert re.match(r"2 of 3 runs are finished\n\[3/3\] seed-1: 4 rounds in ", said)
     assert "(2 of 3)" not in (out / "table.md").read_text()
-    (line,) = rows_of(out / "table.csv")
-    measure = list(line)[2]
-    values = [summary_of(out / "cells" / f"seed-{seed}")[measure] for seed in (0, 1, 2)]
-    assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
 
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
     assert main(command) == 2
@@ -610,16 +610,12 @@ def test_a_finished_sweep_of_tables_continues(tmp_path, in_process, capsys):
     assert "model.name = 'linear', not 'mlp'" in capsys.readouterr().err
 
 
-def test_results_never_land_in_the_folder_of_a_run(tmp_path, capsys, write_run):
+def test_a_folder_of_a_run_or_of_another_sweep_is_refused(tmp_path, in_process, capsys, write_run):
     (tmp_path / "grid.toml").write_text(LASSO)
     run = write_run("run")
     assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(run)]) == 2
     assert "is the folder of a run" in capsys.readouterr().err
     assert not (run / "cells").exists()
-
-
-def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, in_process, capsys):
-    (tmp_path / "grid.toml").write_text(LASSO)
     command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
     with sweep_module.only_one(tmp_path / "out"):
         assert main(command) == 2
@@ -665,15 +661,6 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
 # --- GPUs -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    """Four pretended GPUs, of which this process may use two, on 32 cores."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    monkeypatch.setattr(sweep_module, "cores", lambda: 32)
-
-
 MANY = "{} runs at a time, at most "
 
 
@@ -708,9 +695,9 @@ def test_a_sweep_is_dealt_over_the_gpus_if_a_run_is_on_one(
 
     monkeypatch.setattr(sweep_module, "run_all", run_all)
     (tmp_path / "grid.toml").write_text(f"num-rounds = 1\nseed = [0, 1]\ndevice = '{device}'\n")
-    command = ["sweep", str(tmp_path / "grid.toml"), "--gpus-per-run", "0.5"]
+    command = ["sweep", str(tmp_path / "grid.toml"), "--gpus-per-run", "0.5", "--out"]
     with pretended_cuda(monkeypatch, gpus=2):
-        assert main([*command, "--out", str(tmp_path / "out")]) == 0
+        assert main([*command, str(tmp_path / "out")]) == 0
     assert asked == [(4, ["1", "3"]) if device == "cuda" else (32, [])]
 
 
@@ -719,14 +706,14 @@ def test_in_a_terminal_the_bar_counts_rounds_of_current_runs(plan_of, write_run)
     console = Console(file=StringIO(), force_terminal=True, width=120)
     runs = [point.run for point in plan.points]
     with SweepProgress(runs, runs, console) as progress:
+        (task,) = progress._bar.tasks
         write_run("out/cells/seed-0", rounds=4, planned=8)
         deadline = time.monotonic() + 20
-        while progress._at[runs[0].folder] < 4 and time.monotonic() < deadline:
+        while task.completed < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert progress._bar.tasks[0].completed == 4
+        assert task.completed == 4
         progress.show_end(Ended(runs[1], {}, "it died"))
-        assert progress._bar.tasks[0].description == "0/2 runs, 1 failed"
-        assert progress._bar.tasks[0].completed == 12
+        assert (task.description, task.completed) == ("0/2 runs, 1 failed", 12)
     assert "[1/2] seed-1: failed: it died" in console.file.getvalue()
 
 
