@@ -41,6 +41,11 @@ class Cohort:
         self.members = sorted(self.offers)
         self.context = context_digest(self.session, self.members, CONTENT)
 
+    def store(self):
+        """Store the states of all clients and read them again."""
+        for client in self.clients.values():
+            client.state = State.from_bytes(client.state.to_bytes())
+
     def mask(
         self, name, words, content=CONTENT, offers=None, members=None, sealed=None, weights=None
     ):

@@ -170,18 +170,18 @@ def test_all_of_a_message_is_in_the_digest():
     found = content_digest("train", "1", content, TERMS)
     assert found == content_digest("train", "1", dict(content), TERMS)
     for other in (
-        {"config": ConfigRecord({"round": 2, "rate": 0.1})},
-        {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
-        {"config": MetricRecord({"round": 1, "rate": 0.1})},
-        {"other": ConfigRecord({"round": 1, "rate": 0.1})},
-        {"arrays": to_record(["b", "a"], [second, first])},
-        {"arrays": to_record(["a", "b"], [second, first])},
-        {"True": ConfigRecord()},
+        ("train", "1", content | {"config": ConfigRecord({"round": 2, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"config": ConfigRecord({"round": 1.0, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"config": MetricRecord({"round": 1, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"other": ConfigRecord({"round": 1, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"arrays": to_record(["b", "a"], [second, first])}, TERMS),
+        ("train", "1", content | {"arrays": to_record(["a", "b"], [second, first])}, TERMS),
+        ("train", "1", content | {"True": ConfigRecord()}, TERMS),
+        ("train", "1", content, replace(TERMS, bound=8.0)),
+        ("train.other", "1", content, TERMS),
+        ("train", "2", content, TERMS),
     ):
-        assert found != content_digest("train", "1", {**content, **other}, TERMS)
-    assert found != content_digest("train", "1", content, replace(TERMS, bound=8.0))
-    assert found != content_digest("train.other", "1", content, TERMS)
-    assert found != content_digest("train", "2", content, TERMS)
+        assert found != content_digest(*other)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])
