@@ -82,21 +82,15 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"),
+    ("call", "why"),
     [
-        ([], "no rows"),
-        ([{"site": "a"}], "no column"),
-        ([{"client": "a", "seconds": "fast"}], "not complete"),
-        ([{"client": "a", "seconds": "-1"}], "negative"),
-    ],
-)
-def test_a_bad_file_is_named(rows, why):
-    refused(lambda: Measured(rows), why)
-
-
-def test_a_file_needs_its_speed():
-    for call, message in (
+        (lambda: Measured([]), "no rows"),
+        (lambda: Measured([{"site": "a"}]), "no column"),
+        (lambda: Measured([{"client": "a", "seconds": "fast"}]), "not complete"),
+        (lambda: Measured([{"client": "a", "seconds": "-1"}]), "negative"),
         (lambda: FleetOptions(file="x.csv"), "speed = 'file'"),
         (lambda: FleetOptions(speed="file"), "file"),
-    ):
-        refused(call, message)
+    ],
+)
+def test_a_bad_file_is_named_and_a_file_needs_its_speed(call, why):
+    refused(call, why)
