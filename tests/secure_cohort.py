@@ -53,8 +53,7 @@ class Cohort:
         near = [offers[n] for n in self.graph[name] if n in offers]
         members = self.members if members is None else members
         sealed = self.sealed_for(name) if sealed is None else sealed
-        client = self.clients[name]
-        return client.mask(self.session, members, near, sealed, content, words, weights)
+        return self.clients[name].mask(self.session, members, near, sealed, content, words, weights)
 
     def sealed_for(self, name):
         return {

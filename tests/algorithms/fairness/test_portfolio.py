@@ -18,8 +18,7 @@ def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
     slope = hessian @ p - linear
     # the multiplier of sum p = 1; the others, of p >= 0, are slope - level and hence
     # feasible
-    level = slope.min()
-    return max(abs(p.sum() - 1), -p.min(), float((p * (slope - level)).max()))
+    return max(abs(p.sum() - 1), -p.min(), float((p * (slope - slope.min())).max()))
 
 
 def hindsight(responses: np.ndarray) -> float:

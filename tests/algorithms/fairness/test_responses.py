@@ -32,8 +32,7 @@ def test_the_eighteen_numbers_of_table_3_3():
 
 @pytest.mark.parametrize("cdf", CDFS)
 def test_a_distribution_function_rises_from_0_to_1(cdf):
-    x = np.linspace(0, 60, 2001)
-    values = CDFS[cdf](x)
+    values = CDFS[cdf](np.linspace(0, 60, 2001))
     assert (np.diff(values) >= 0).all()
     assert (np.diff(values[:100]) > 0).all()
     assert 0 <= values[0] < 0.3

@@ -157,8 +157,8 @@ def test_a_qaplib_file_is_read():
         min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5)))
         == 50
     )
-    one_line = read_qaplib(" ".join(NUG5.split()))  # line breaks mean nothing
-    np.testing.assert_array_equal(one_line[1], b)
+    # line breaks mean nothing
+    np.testing.assert_array_equal(read_qaplib(" ".join(NUG5.split()))[1], b)
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,7 @@ def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
         for i in range(n):
             if plus:
                 y[i] = y[i] + lambda_0 * (x[i] - bar)
-            g = gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)
-            s.append(lmo(g))
+            s.append(lmo(gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)))
             x[i] = (1 - eta) * x[i] + eta * s[i]
         bar = (1 - eta) * bar + eta * sum(s) / n
     return x, bar

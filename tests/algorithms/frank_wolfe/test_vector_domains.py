@@ -261,10 +261,9 @@ def test_the_diameter_is_the_largest_distance_of_two_vertices(domain):
 
 @pytest.mark.parametrize("domain", ROUND, ids=str)
 def test_no_two_atoms_are_further_apart_than_the_diameter(domain):
-    rng = np.random.default_rng(8)
     atoms = [
         domain.lmo(sign * g).dense()
-        for g in rng.normal(size=(30, *domain.shape))
+        for g in np.random.default_rng(8).normal(size=(30, *domain.shape))
         for sign in (1, -1)
     ]
     largest = max(np.linalg.norm(one - other) for one in atoms for other in atoms)
@@ -359,8 +358,7 @@ def test_the_oracles_tolerance_bounds_what_it_loses(tolerance):
 
 
 def test_a_warm_start_saves_products_and_one_that_is_orthogonal_does_no_harm():
-    rng = np.random.default_rng(12)
-    g = rng.normal(size=(80, 100))
+    g = np.random.default_rng(12).normal(size=(80, 100))
     u, sizes, vt = np.linalg.svd(g)
     domain = NuclearBall(g.shape, 1.0, tolerance=1e-6)
     exact = domain.lmo(g)

@@ -75,8 +75,7 @@ def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     for name, copied in (("0", "4"), ("1", "5"), ("2", "6")):
         offer, public = cohort.offers[name], cohort.offers[copied].public
         parts = ("offer", cohort.session.id, b"", name, public, offer.commitment)
-        proof = signature(cohort.clients[name].key, *parts)
-        copy = replace(offer, public=public, proof=proof)
+        copy = replace(offer, public=public, proof=signature(cohort.clients[name].key, *parts))
         cohort.offers[name] = replace(copy, sealed=resealed(cohort, copy))
     vector = words(np.arange(1000))
     masked = cohort.mask("3", vector)

@@ -114,8 +114,7 @@ def test_fewer_shares_than_the_threshold_give_nothing():
     refused(lambda: combine({k: shares[k] for k in (1, 2, 3)}, 4), "3 shares, 4 needed")
     # three shares fit every secret: each value of a fourth one makes another
     known = {k: shares[k] for k in (1, 2, 3)}
-    made = {combine(known | {4: bytes([value] * 16)}, 4) for value in range(256)}
-    assert len(made) == 256
+    assert len({combine(known | {4: bytes([value] * 16)}, 4) for value in range(256)}) == 256
 
 
 def test_too_few_that_reveal_leave_the_sum_masked():
@@ -135,8 +134,8 @@ def test_a_wrong_share_leaves_the_sum_masked(gone):
     signatures = cohort.sign(survivors)
     reveals = {n: cohort.reveal(n, survivors, signatures) for n in survivors if n != "4"}
     shares = reveals["0"].shares
-    wrong = shares[:-1] + bytes([shares[-1] ^ 1])  # of client 4
-    reveals["0"] = replace(reveals["0"], shares=wrong)
+    # the share of client 4
+    reveals["0"] = replace(reveals["0"], shares=shares[:-1] + bytes([shares[-1] ^ 1]))
     total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
     with pytest.raises(Unmaskable, match="the shares of client 4 do not fit together"):
         unmask(
@@ -170,8 +169,7 @@ def test_masked_vectors_are_uniform_and_never_repeat_whatever_the_seeds_of_the_p
     for _ in range(2):
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002 - the legacy generator is the point
-        cohort = opened(3)
-        seen.append(to_bytes(cohort.mask("0", np.zeros(size, np.uint64))).reshape(-1, 6))
+        seen.append(to_bytes(opened(3).mask("0", np.zeros(size, np.uint64))).reshape(-1, 6))
     assert (seen[0] == seen[1]).mean() < 0.01
     for octets in seen:
         for byte in range(6):  # chi-square of 255 degrees of freedom: 400 has p = 1e-8
@@ -193,8 +191,7 @@ def test_both_kinds_of_shares_are_never_given():
     cohort, _ = after_masks(gone=["4"])
     survivors = ["0", "1", "2", "3"]
     signatures = cohort.sign(survivors)
-    reveal = cohort.reveal("0", survivors, signatures)
-    assert len(reveal.shares) == 4 * 16  # one of each neighbour
+    assert len(cohort.reveal("0", survivors, signatures).shares) == 4 * 16  # one of each neighbour
     # asked again, with the client that was gone among the survivors, or without another
     for again in (["0", "1", "2", "3", "4"], ["0", "1", "2"], survivors):
         refused(lambda: cohort.reveal("0", again, signatures), "is not open here", Refusal)
@@ -517,8 +514,7 @@ def test_the_difference_of_two_cohorts_has_a_floor(consistency, first, second):
 def test_corrupted_clients_raise_the_thresholds():
     for count in range(3, 40):
         for corrupted in range(count // 3):
-            t = local_threshold(count, count - 1, corrupted)
             # two groups of t neighbours share an honest one
-            assert 2 * t > count - 1 + corrupted
+            assert 2 * local_threshold(count, count - 1, corrupted) > count - 1 + corrupted
             assert 2 * least_survivors(count, corrupted) > count + corrupted
     refused(lambda: Cohort(3, corrupted=2).open(), "too few for a sum", Refusal)

@@ -56,8 +56,7 @@ def test_means_are_weighted_and_keep_their_types(weighted):
 
 def test_sums_of_whole_numbers_are_exact():
     terms = replace(TERMS, replies="sums", weighted=False)
-    rng = np.random.default_rng(0)
-    rows = rng.integers(-(2**41), 2**41, (5, 200))
+    rows = np.random.default_rng(0).integers(-(2**41), 2**41, (5, 200))
     replies = [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
     arrays, _, count = summed(terms, {}, replies)
     assert (arrays["sums"] == rows.sum(0)).all()
