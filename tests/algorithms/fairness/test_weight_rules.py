@@ -24,31 +24,31 @@ def unit(p):
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
+    ("call", "wanted"),
     [
         # Table 3.2: FedAvg, q-FedAvg, TERM and PropFair in closed form, from one rule
-        (exponentiate(SIZES, np.zeros(4)), unit(SIZES)),
-        (exponentiate(SIZES, 1.7 * np.log(LOSSES)), unit(SIZES * LOSSES**1.7)),
-        (exponentiate(SIZES, LOSSES, 1 / 0.6), unit(SIZES * np.exp(0.6 * LOSSES))),
-        (exponentiate(SIZES, -np.log(3.0 - LOSSES)), unit(SIZES / (3.0 - LOSSES))),
-        (powers(LOSSES, 1.7, SIZES), unit(SIZES * LOSSES**1.7)),
-        (tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES))),
-        (tilt(LOSSES, 0.6), unit(np.exp(0.6 * LOSSES))),
+        (lambda: exponentiate(SIZES, np.zeros(4)), unit(SIZES)),
+        (lambda: exponentiate(SIZES, 1.7 * np.log(LOSSES)), unit(SIZES * LOSSES**1.7)),
+        (lambda: exponentiate(SIZES, LOSSES, 1 / 0.6), unit(SIZES * np.exp(0.6 * LOSSES))),
+        (lambda: exponentiate(SIZES, -np.log(3.0 - LOSSES)), unit(SIZES / (3.0 - LOSSES))),
+        (lambda: powers(LOSSES, 1.7, SIZES), unit(SIZES * LOSSES**1.7)),
+        (lambda: tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES))),
+        (lambda: tilt(LOSSES, 0.6), unit(np.exp(0.6 * LOSSES))),
         # from the prior to the largest loss; losses of zero
-        (powers(LOSSES, 0, SIZES), unit(SIZES)),
-        (powers(LOSSES, 1e4, SIZES), [0, 1, 0, 0]),
-        (powers([0, 1, 0, 1], 2, SIZES), [0, 30 / 85, 0, 55 / 85]),
-        (powers(np.zeros(4), 2, SIZES), unit(SIZES)),
-        (tilt(LOSSES, 0), np.full(4, 0.25)),
-        (tilt(LOSSES, 1e-12), np.full(4, 0.25)),
-        (tilt(LOSSES, -1e-12, SIZES), unit(SIZES)),
-        (tilt(LOSSES, 1e3), [0, 1, 0, 0]),
-        (tilt(LOSSES, -1e3), [0, 0, 1, 0]),
-        (tilt([2.0, 2.0, 1.0], 1e300), [0.5, 0.5, 0]),
+        (lambda: powers(LOSSES, 0, SIZES), unit(SIZES)),
+        (lambda: powers(LOSSES, 1e4, SIZES), [0, 1, 0, 0]),
+        (lambda: powers([0, 1, 0, 1], 2, SIZES), [0, 30 / 85, 0, 55 / 85]),
+        (lambda: powers(np.zeros(4), 2, SIZES), unit(SIZES)),
+        (lambda: tilt(LOSSES, 0), np.full(4, 0.25)),
+        (lambda: tilt(LOSSES, 1e-12), np.full(4, 0.25)),
+        (lambda: tilt(LOSSES, -1e-12, SIZES), unit(SIZES)),
+        (lambda: tilt(LOSSES, 1e3), [0, 1, 0, 0]),
+        (lambda: tilt(LOSSES, -1e3), [0, 0, 1, 0]),
+        (lambda: tilt([2.0, 2.0, 1.0], 1e300), [0.5, 0.5, 0]),
     ],
 )
-def test_weights_in_closed_form(found, wanted):
-    np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-12)
+def test_weights_in_closed_form(call, wanted):
+    np.testing.assert_allclose(call(), wanted, rtol=1e-11, atol=1e-12)
 
 
 def test_the_rule_is_the_minimum_of_3_1():
