@@ -70,20 +70,14 @@ class Forest:
     def new(cls, features: int, depth: int, outputs: int = 1) -> "Forest":
         """Return the forest without bins or trees."""
         nodes = np.zeros((0, 2**depth - 1))
-        feature, threshold, left = (
-            nodes.astype(np.int32),
-            nodes.astype(np.float32),
-            nodes.astype(np.uint8),
-        )
         return cls(
             depth,
             [first_edges()] * features,
-            COARSE,
-            np.zeros(outputs),
-            feature,
-            threshold,
-            left,
-            np.zeros((0, 2**depth)),
+            base=np.zeros(outputs),
+            feature=nodes.astype(np.int32),
+            threshold=nodes.astype(np.float32),
+            left=nodes.astype(np.uint8),
+            value=np.zeros((0, 2**depth)),
         )
 
     # --- as arrays --------------------------------------------------------------------

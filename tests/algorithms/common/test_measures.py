@@ -111,7 +111,7 @@ def test_describe_and_parity_gap():
 
 
 def test_the_worst_losses_are_the_highest():
-    """Eleven clients: a tenth are two, a fifth are three."""
+    """Eleven clients: a tenth are two."""
     losses = np.random.default_rng(0).permutation([0.1 * k for k in range(11)])
     summary = describe_clients(losses, "loss", loss=True)
     assert (
@@ -120,8 +120,6 @@ def test_the_worst_losses_are_the_highest():
         summary["loss-best10"],
     ) == pytest.approx((1.0, 0.95, 0.05))
     assert summary["loss-std"] == pytest.approx(losses.std())
-    assert describe_clients(losses, "loss", 0.2, loss=True)["loss-worst20"] == pytest.approx(0.9)
-    assert describe_clients(losses, "x", 0.2)["x-worst20"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +129,7 @@ def test_the_worst_losses_are_the_highest():
         lambda: describe_clients(np.zeros((2, 2)), "x"),
         lambda: topk_accuracy(np.zeros((0, 3)), np.zeros(0, int)),
         lambda: topk_accuracy(np.zeros((3, 3)), np.zeros(2, int)),
-        lambda: topk_accuracy(np.zeros((3, 3)), np.zeros(3, int), 0),
-        lambda: calibration_errors(np.zeros((3, 3)), np.zeros(3, int), 0),
+        lambda: calibration_errors(np.zeros((3, 3)), np.zeros(2, int)),
         lambda: worst_share(np.ones(3), 0.0),
         lambda: auroc(np.ones(3), np.ones(3, int)),
         lambda: auroc(np.array([1.0, np.nan]), np.array([0, 1])),

@@ -267,7 +267,7 @@ def test_inclusion_probabilities():
     alpha = np.array([0.6, 0.3, 0.1, 0.0])
     np.testing.assert_array_equal(inclusion(alpha, 2, "none"), 1)
     np.testing.assert_array_equal(inclusion(alpha, 3, "uniform"), 0.75)
-    np.testing.assert_allclose(inclusion(alpha, 2, "weighted", floor=0.01), [1, 0.6, 0.2, 0.01])
+    np.testing.assert_allclose(inclusion(alpha, 2, "weighted"), [1, 0.6, 0.2, 0.001])
     np.testing.assert_allclose(inclusion(np.full(4, 0.25), 2.0, "weighted"), 0.5)  # gamma_1 = C/q
 
 
@@ -275,7 +275,7 @@ def test_inclusion_probabilities():
 @pytest.mark.parametrize("concentration", [0.01, 1.0, 100.0])
 def test_inclusion_stays_in_budget_and_above_the_floor(budget, concentration, rng):
     alpha = rng.dirichlet(np.full(1000, concentration))
-    gamma = inclusion(alpha, budget, "weighted", floor=1e-3)
+    gamma = inclusion(alpha, budget, "weighted")
     assert gamma.sum() <= budget * (1 + 1e-12)
     assert gamma.min() >= min(1e-3, budget / 1000) * (1 - 1e-12)
     assert gamma.max() <= 1
@@ -353,15 +353,12 @@ def test_exact_draws_of_equal_chances_are_simple_random_samples():
     np.testing.assert_allclose(pairs[~np.eye(5, dtype=bool)], 0.1, atol=0.015)
 
 
-def test_empty_draws():
+def test_empty_draws_are_drawn_again():
     gamma, rng = np.array([0.2, 0.3]), np.random.default_rng(6)
-    empty = 0.8 * 0.7
-    draws = [draw_independent(gamma, rng, allow_empty=True) for _ in range(5000)]
-    assert np.mean([len(ids) == 0 for ids in draws]) == pytest.approx(empty, abs=0.03)
-    again = [draw_independent(gamma, rng) for _ in range(5000)]
-    assert all(len(ids) for ids in again)
+    draws = [draw_independent(gamma, rng) for _ in range(5000)]
+    assert all(len(ids) for ids in draws)
     # The factor that the docstring names.
-    assert np.mean([0 in ids for ids in again]) == pytest.approx(0.2 / (1 - empty), abs=0.03)
+    assert np.mean([0 in ids for ids in draws]) == pytest.approx(0.2 / (1 - 0.8 * 0.7), abs=0.03)
     assert all(len(draw_exact(gamma, 1, rng)) for _ in range(100))
 
 
