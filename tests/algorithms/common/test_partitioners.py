@@ -73,10 +73,11 @@ def test_pathological_pieces_of_a_class_are_random():
 
 
 def test_pathological_pairs_are_random():
-    pairs = set()
-    for seed in range(30):
-        for part in pathological(LABELS, 5, 2, np.random.default_rng(seed)):
-            pairs.add(tuple(np.unique(LABELS[part])))
+    pairs = {
+        tuple(np.unique(LABELS[part]))
+        for seed in range(30)
+        for part in pathological(LABELS, 5, 2, np.random.default_rng(seed))
+    }
     assert len(pairs) > 40, "nearly all of the 45 pairs of classes turn up"
 
 

@@ -66,22 +66,12 @@ def test_the_sampled_ensemble_is_unbiased(problem):
     np.testing.assert_allclose(mean, np.tensordot(alpha, outputs, 1), atol=1e-10)
 
 
-def estimates(problem):
-    """Yield, for every pattern: its probability, the ids, the gradient at the sampled
-    weights, the squared norms.
-    """
-    alpha, gamma, outputs, targets, weights = problem
-    for ids, p in patterns(gamma):
-        _, gradient = squared_loss(
-            sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights
-        )
-        yield p, ids, gradient, squared_norms(outputs[ids], weights)
-
-
 def test_the_corrected_gradient_is_unbiased(problem):
     alpha, gamma, outputs, targets, weights = problem
     mean = np.zeros(7)
-    for p, ids, gradient, norms in estimates(problem):
+    for ids, p in patterns(gamma):
+        at, norms = sampled_weights(alpha, ids, gamma), squared_norms(outputs[ids], weights)
+        gradient = squared_loss(at, outputs[ids], targets, weights)[1]
         corrected = chain_rule(gradient, gamma[ids]) - bias_correction(
             alpha[ids], norms, gamma[ids]
         )

@@ -45,14 +45,18 @@ def directions(domain, seed=0, count=12):
     """Random gradients, some with ties, zeros and single entries, and 0 itself."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        yield rng.normal(size=domain.shape)
-        yield rng.integers(-2, 3, domain.shape).astype(float)
-        yield rng.normal(size=domain.shape) * rng.integers(0, 2, domain.shape)
-    yield np.zeros(domain.shape)
-    yield np.ones(domain.shape)
-    yield -np.ones(domain.shape, np.float32)
-    yield 1e200 * rng.normal(size=domain.shape)
-    yield 1e-200 * rng.normal(size=domain.shape)
+        yield from (
+            rng.normal(size=domain.shape),
+            rng.integers(-2, 3, domain.shape).astype(float),
+            rng.normal(size=domain.shape) * rng.integers(0, 2, domain.shape),
+        )
+    yield from (
+        np.zeros(domain.shape),
+        np.ones(domain.shape),
+        -np.ones(domain.shape, np.float32),
+        1e200 * rng.normal(size=domain.shape),
+        1e-200 * rng.normal(size=domain.shape),
+    )
 
 
 @pytest.mark.parametrize("domain", POLYTOPES, ids=str)
