@@ -84,11 +84,10 @@ class Forest:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the forest as named arrays."""
-        flat = np.concatenate([np.zeros(0, np.float32), *self.edges])
         facts = (
             np.array([self.stage], np.int64),
             self.base,
-            flat,
+            np.concatenate([np.zeros(0, np.float32), *self.edges]),
             np.array([len(e) for e in self.edges], np.int64),
         )
         return dict(
@@ -113,9 +112,8 @@ class Forest:
             np.asarray(flat[end - size : end], np.float32)
             for end, size in zip(ends, sizes, strict=True)
         ]
-        depth = value.shape[1].bit_length() - 1
         return cls(
-            depth,
+            value.shape[1].bit_length() - 1,
             edges,
             int(stage[0]),
             base.copy(),

@@ -223,5 +223,4 @@ def _gaps(rate: Floats) -> Floats:
     """
     known = ~np.isnan(rate)
     gap = np.where(known, rate, -np.inf).max(0) - np.where(known, rate, np.inf).min(0)
-    out: Floats = np.where(known.sum(0) > 1, gap, np.nan)
-    return out
+    return np.asarray(np.where(known.sum(0) > 1, gap, np.nan))

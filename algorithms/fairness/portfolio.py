@@ -285,8 +285,7 @@ class LinearisedFTRL(WeightRule):
             masses, ratios = np.append(masses, still), np.append(ratios, 0.0)
         ratios -= (top := ratios.max())
         np.exp(np.maximum(ratios, LOWEST_LOG_WEIGHT, out=ratios), out=ratios)
-        scale = share(ratios, masses, self.cap)
-        own = scale * np.exp(
+        own = share(ratios, masses, self.cap) * np.exp(
             np.maximum(self.rate * self.scores[positions] - top, LOWEST_LOG_WEIGHT)
         )
         return np.asarray(self.prior[positions] * (np.minimum(own, self.cap) if self.cap else own))
