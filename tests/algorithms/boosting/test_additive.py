@@ -84,8 +84,9 @@ def test_it_survives_a_message(function):
     assert unpack_blocks(*pack_blocks([])) == []
 
 
-def test_what_it_refuses(function):
-    for call, message in (
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (
             lambda: Block(1.0, np.zeros(2), {"w": np.zeros((3, 1))}),
             r"2 coefficients for learners whose arrays hold \{'w': 3\}",
@@ -95,6 +96,8 @@ def test_what_it_refuses(function):
             lambda: stacked([{"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))}]),
             "all must be of one kind",
         ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    ],
+)
+def test_what_it_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -128,9 +128,12 @@ def test_a_saved_centring_goes_on(answered):
     assert centering.metrics() == pytest.approx(whole.metrics())
 
 
-def test_nothing_to_centre_is_said():
-    for call, message in (
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: Centering(SHAPE).take([np.zeros(3)]), "no training observations"),
         (lambda: Centering(SHAPE, "median"), r"center = .median."),
-    ):
-        refused(call, message)
+    ],
+)
+def test_nothing_to_centre_is_said(call, message):
+    refused(call, message)

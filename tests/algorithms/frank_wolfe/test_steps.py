@@ -191,12 +191,11 @@ def test_distances_are_those_of_double_precision(size):
     assert distance(x, y) == pytest.approx(np.linalg.norm((x - y).astype(np.float64)), rel=1e-12)
 
 
-def test_a_dual_step_and_an_average_are_as_printed():
-    y, x, x_bar, gradient = np.random.default_rng(1).normal(size=(4, 5))
-    wanted = y + 0.3 * (x - x_bar), 0.6 * x + 0.4 * gradient
-    dual_step(y, x, x_bar, 0.3)
+def test_an_average_is_as_printed():
+    x, gradient = np.random.default_rng(1).normal(size=(2, 5))
+    wanted = 0.6 * x + 0.4 * gradient
     average_gradient(x, gradient, 0.4)
-    np.testing.assert_allclose((y, x), wanted)
+    np.testing.assert_allclose(x, wanted)
 
 
 # A step forgets the rounding errors of earlier ones only at the rate eta: in float32

@@ -83,34 +83,16 @@ def test_whole_numbers_that_would_wrap_are_refused(sent, reply):
     )
 
 
-def test_updates_are_averaged_as_they_are():
-    terms = replace(TERMS, replies="update")
-    replies = [({"g": np.full(3, v)}, {"num-examples": n}) for v, n in ((1.0, 1), (4.0, 2))]
-    np.testing.assert_allclose(summed(terms, {}, replies)[0]["g"], 3.0, rtol=1e-6)
-
-
-def test_other_arrays_than_were_sent_are_refused():
-    arrays, metrics = reply(1, 10)
-    for call, message in (
-        (
-            lambda: to_vector(TERMS, SENT, arrays | {"w": np.ones(5)}, metrics),
-            "other names or shapes",
-        ),
-        (
-            lambda: to_vector(TERMS, SENT, arrays, {"num-examples": 0}),
-            "above 0 and at most max-weight",
-        ),
-        (
-            lambda: to_vector(
-                replace(TERMS, replies="update"),
-                {},
-                {"z": np.ones(2, complex)},
-                {"num-examples": 1},
-            ),
-            "take real numbers",
-        ),
-    ):
-        refused(call, message)
+@pytest.mark.parametrize(
+    ("terms", "arrays", "count", "why"),
+    [
+        (TERMS, SENT | {"w": np.ones(5)}, 10, "other names or shapes"),
+        (TERMS, SENT, 0, "above 0 and at most max-weight"),
+        (replace(TERMS, replies="update"), {"z": np.ones(2, complex)}, 1, "take real numbers"),
+    ],
+)
+def test_other_arrays_than_were_sent_are_refused(terms, arrays, count, why):
+    refused(lambda: to_vector(terms, SENT, arrays, {"num-examples": count}), why)
 
 
 CLIPPED = replace(TERMS, weighted=False, max_norm=1.0, clip=True)
