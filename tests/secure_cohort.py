@@ -41,6 +41,11 @@ class Cohort:
         self.members = sorted(self.offers)
         self.context = context_digest(self.session, self.members, CONTENT)
 
+    def store(self):
+        """Store the states of all clients and read them again."""
+        for client in self.clients.values():
+            client.state = State.from_bytes(client.state.to_bytes())
+
     def mask(
         self, name, words, content=CONTENT, offers=None, members=None, sealed=None, weights=None
     ):
@@ -48,8 +53,7 @@ class Cohort:
         near = [offers[n] for n in self.graph[name] if n in offers]
         members = self.members if members is None else members
         sealed = self.sealed_for(name) if sealed is None else sealed
-        client = self.clients[name]
-        return client.mask(self.session, members, near, sealed, content, words, weights)
+        return self.clients[name].mask(self.session, members, near, sealed, content, words, weights)
 
     def sealed_for(self, name):
         return {

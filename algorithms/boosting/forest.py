@@ -70,31 +70,24 @@ class Forest:
     def new(cls, features: int, depth: int, outputs: int = 1) -> "Forest":
         """Return the forest without bins or trees."""
         nodes = np.zeros((0, 2**depth - 1))
-        feature, threshold, left = (
-            nodes.astype(np.int32),
-            nodes.astype(np.float32),
-            nodes.astype(np.uint8),
-        )
         return cls(
             depth,
             [first_edges()] * features,
-            COARSE,
-            np.zeros(outputs),
-            feature,
-            threshold,
-            left,
-            np.zeros((0, 2**depth)),
+            base=np.zeros(outputs),
+            feature=nodes.astype(np.int32),
+            threshold=nodes.astype(np.float32),
+            left=nodes.astype(np.uint8),
+            value=np.zeros((0, 2**depth)),
         )
 
     # --- as arrays --------------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the forest as named arrays."""
-        flat = np.concatenate([np.zeros(0, np.float32), *self.edges])
         facts = (
             np.array([self.stage], np.int64),
             self.base,
-            flat,
+            np.concatenate([np.zeros(0, np.float32), *self.edges]),
             np.array([len(e) for e in self.edges], np.int64),
         )
         return dict(
@@ -119,9 +112,8 @@ class Forest:
             np.asarray(flat[end - size : end], np.float32)
             for end, size in zip(ends, sizes, strict=True)
         ]
-        depth = value.shape[1].bit_length() - 1
         return cls(
-            depth,
+            value.shape[1].bit_length() - 1,
             edges,
             int(stage[0]),
             base.copy(),

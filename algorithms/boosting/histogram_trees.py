@@ -225,5 +225,4 @@ def _gain(left: Floats, right: Floats, growth: Growth) -> Floats:
         return np.asarray(np.where(h > 0, g * g / np.maximum(h, 1e-12), 0.0))
 
     gain = 0.5 * (score(left) + score(right) - score(left + right))
-    enough = np.minimum(left[:, 2], right[:, 2]) >= growth.min_leaf
-    return np.where(enough, gain, -np.inf)
+    return np.where(np.minimum(left[:, 2], right[:, 2]) >= growth.min_leaf, gain, -np.inf)

@@ -24,8 +24,7 @@ MOST_CLASSES = 100
 
 def confusion_counts(labels: Ints, predicted: Ints, classes: int) -> Ints:
     """Return n_ij (C, C) of samples with these classes (n,) and predicted ones (n,)."""
-    counts = np.bincount(classes * labels + predicted, minlength=classes**2)
-    return counts.reshape(classes, classes)
+    return np.bincount(classes * labels + predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def class_measures(actual: Ints, predicted: Ints, hits: Ints) -> dict[str, Floats]:

@@ -168,13 +168,12 @@ class Measured:
         try:
             for row in rows:
                 if "arrived" in row:
-                    arrival = float(row["arrived"] or "inf")
                     key = row["client"], int(row["round"])
                     ended = int(row["ended"])
                     self._rounds = max(self._rounds, ended)
                     self._there |= {(key[0], n) for n in range(key[1], ended + 1)}
                     self._arrivals[key] = Training(
-                        arrival,
+                        float(row["arrived"] or "inf"),
                         row["fate"] == "failed",
                         float(row["asked"]),
                         float(row.get("share") or 1.0),
@@ -214,6 +213,5 @@ class Measured:
         if client not in self._seconds:
             raise ValueError(f"time.file: has no seconds of client {client}")
         of_client = self._seconds[client]
-        place = generator(seed, "duration", client, number).integers(len(of_client))
-        seconds = of_client[place]
+        seconds = of_client[generator(seed, "duration", client, number).integers(len(of_client))]
         return Training(began + seconds, whole=began + seconds, steps=seconds)

@@ -25,6 +25,8 @@ LEADING = ("accuracy", "rmse", "concordance")
 #: The list of ``algorithms.common.survival.pair_counts``; without a comparable pair
 #: there is no concordance.
 PAIRS = "pair-counts"
+#: Bins of the top-1 probability, in which calibration is measured.
+BINS = 15
 #: A measure is better when lower if its name contains one of these words.
 _LOWER = frozenset({"loss", "rmse", "mae", "mse"})
 
@@ -59,8 +61,6 @@ def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
     ``k >= C`` every other row counts as correct.
     """
     scores, labels = _checked(scores, labels)
-    if k < 1:
-        raise ValueError(f"k = {k}: must be at least 1")
     best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     hit = (best == labels[:, None]).any(axis=1) & ~np.isnan(scores).any(axis=1)
     return float(hit.mean())
@@ -90,36 +90,32 @@ def auroc(scores: FloatArray, labels: IntArray) -> float:
     return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def calibration_errors(
-    probabilities: FloatArray, labels: IntArray, bins: int = 15
-) -> tuple[float, float]:
+def calibration_errors(probabilities: FloatArray, labels: IntArray) -> tuple[float, float]:
     """Return the expected and the maximum calibration error (ECE, MCE) of
     ``probabilities`` (n, C).
 
-    Samples fall into ``bins`` equally wide intervals (lo, hi] of their top-1
+    Samples fall into :data:`BINS` equally wide intervals (lo, hi] of their top-1
     probability. A bin's error is |accuracy - mean confidence|; ECE weights bins by
     their number of samples, MCE is the maximum over non-empty bins.
     """
     probabilities, labels = _checked(probabilities, labels)
-    if bins < 1:
-        raise ValueError(f"bins = {bins}: must be at least 1")
     confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == labels
-    index = confidence_bin(confidence, bins)
-    count = np.bincount(index, minlength=bins)
+    index = confidence_bin(confidence)
+    count = np.bincount(index, minlength=BINS)
     # count * |accuracy - confidence| of every bin, in one difference of sums
-    gap = np.abs(np.bincount(index, correct, bins) - np.bincount(index, confidence, bins))
+    gap = np.abs(np.bincount(index, correct, BINS) - np.bincount(index, confidence, BINS))
     filled = count > 0
     return float(gap.sum() / len(labels)), float((gap[filled] / count[filled]).max())
 
 
-def confidence_bin(confidence: FloatArray, bins: int) -> IntArray:
-    """Return the bin 0..bins-1 of each top-1 probability (n,): equally wide intervals
+def confidence_bin(confidence: FloatArray) -> IntArray:
+    """Return the bin 0..BINS-1 of each top-1 probability (n,): equally wide intervals
     (lo, hi].
     """
-    edges = np.linspace(0.0, 1.0, bins + 1)
+    edges = np.linspace(0.0, 1.0, BINS + 1)
     # Rounding may lift a probability just above 1: it belongs to the last bin.
-    return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, BINS - 1)
 
 
 def tail_size(n: int, share: float) -> int:
@@ -175,23 +171,19 @@ def parity_gap(values: FloatArray) -> float:
     return float(values.max() - values.min())
 
 
-def describe_clients(
-    values: FloatArray, name: str, share: float = 0.1, loss: bool = False
-) -> dict[str, float]:
+def describe_clients(values: FloatArray, name: str, loss: bool = False) -> dict[str, float]:
     """Summarise one value per client as ``name-mean``, ``-std`` (population),
-    ``-worst10``, ``-best10`` and ``-worst``.
+    ``-worst10`` and ``-best10`` (the tenths of the clients) and ``-worst``.
 
-    ``share``: the fraction of clients in a tail; it is part of the name (0.2:
-    ``-worst20``). ``loss``: the highest values are the worst.
+    ``loss``: the highest values are the worst.
     """
     values = _clients(values)
     sign = -1.0 if loss else 1.0
-    percent = f"{100 * share:g}"
     return {
         f"{name}-mean": float(values.mean()),
         f"{name}-std": float(values.std()),
-        f"{name}-worst{percent}": sign * worst_share(sign * values, share),
-        f"{name}-best{percent}": sign * best_share(sign * values, share),
+        f"{name}-worst10": sign * worst_share(sign * values),
+        f"{name}-best10": sign * best_share(sign * values),
         f"{name}-worst": float((sign * values).min() * sign),
     }
 

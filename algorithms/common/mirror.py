@@ -77,8 +77,7 @@ def project_simplex(v: ArrayLike, floor: float = 0.0) -> Array:
     # nothing to rounding, however large v is.
     above = np.maximum(values - values.max(), -mass)
     ordered = np.sort(above)[::-1]
-    counts = np.arange(1, len(values) + 1)
-    taus = (np.cumsum(ordered) - mass) / counts
+    taus = (np.cumsum(ordered) - mass) / np.arange(1, len(values) + 1)
     # the condition holds for a prefix of the sorted entries only
     free = int(np.count_nonzero(ordered > taus))
     tau = taus[max(free, 1) - 1]
@@ -99,8 +98,7 @@ def project_simplex_entropy(log_v: ArrayLike, floor: float = 0.0) -> Array:
             "not all -inf"
         )
     mass = _free_mass(len(logs), floor)
-    shifted = logs - logs.max()
-    v = np.where(np.isneginf(logs), 0.0, np.exp(np.maximum(shifted, LOWEST_LOG_WEIGHT)))
+    v = np.where(np.isneginf(logs), 0.0, np.exp(np.maximum(logs - logs.max(), LOWEST_LOG_WEIGHT)))
     if floor == 0:
         return np.asarray(v / v.sum())
     ordered = np.sort(v)[::-1]
@@ -157,5 +155,4 @@ def _checked(alpha: ArrayLike, gradient: ArrayLike, rate: float) -> tuple[Array,
             f"{len(weights)} weights, but a gradient of {len(slope)}: give one entry per weight"
         )
     with np.errstate(over="ignore"):
-        move = rate * slope
-    return weights, _vector("rate * gradient", move)
+        return weights, _vector("rate * gradient", rate * slope)

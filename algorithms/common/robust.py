@@ -52,8 +52,7 @@ def shortening(lengths: NDArray[np.floating[Any]], most: float) -> Floats:
     """
     limit = np.broadcast_to(most * np.median(lengths, axis=0), lengths.shape)
     over = (lengths > limit) & (limit > 0)
-    factors: Floats = np.divide(limit, lengths, out=np.ones(lengths.shape), where=over)
-    return factors
+    return np.asarray(np.divide(limit, lengths, out=np.ones(lengths.shape), where=over))
 
 
 def median(points: Points) -> Floats:

@@ -63,9 +63,8 @@ def pooled(parts: Sequence[tuple[int, Floats]]) -> tuple[int, Floats]:
         np.array([n for n, _ in parts], np.float64),
         np.stack([part for _, part in parts]),
     )
-    weights = counts[:, None] / counts.sum()
     first = sums[0, :, 2]
-    centre = first + (weights * (sums[:, :, 2] - first)).sum(0)
+    centre = first + (counts[:, None] / counts.sum() * (sums[:, :, 2] - first)).sum(0)
     spread = sums[:, :, 3].sum(0) + (counts[:, None] * np.square(sums[:, :, 2] - centre)).sum(0)
     return int(counts.sum()), np.stack(
         [sums[:, :, 0].sum(0), sums[:, :, 1].sum(0), centre, spread], 1

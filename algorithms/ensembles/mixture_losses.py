@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.mirror import Array, check_distribution
 
 Floats = NDArray[np.floating[Any]]
@@ -30,26 +30,24 @@ Ids = NDArray[np.int64]
 SLACK = 1e-3
 #: No log loss favours a predictor as if its weight were less.
 LEAST_WEIGHT = 1e-4
+#: Least inclusion probability of a weighted draw.
+FLOOR = 1e-3
 SAMPLINGS = ("none", "uniform", "weighted")
 
 
-def inclusion(
-    alpha: ArrayLike, budget: float, sampling: str = "weighted", floor: float = 1e-3
-) -> Array:
+def inclusion(alpha: ArrayLike, budget: float, sampling: str = "weighted") -> Array:
     """Return the inclusion probabilities gamma (q,); they sum to at most ``budget`` =
     C, the expected number of predictors sent.
 
     ``sampling``: "none" is 1 each, whatever the budget; "uniform" is C/q; "weighted" is
-    ``min(1, alpha_k C)``, equation (8), but at least ``floor`` (itself at most C/q): a
+    ``min(1, alpha_k C)``, equation (8), but at least ``FLOOR`` (itself at most C/q): a
     predictor whose weight reached 0 could otherwise never be sampled again. If the
     floor would raise the sum above C, the parts above the floor are reduced in
-    proportion. Raises ``ValueError`` unless alpha is a distribution, 0 < C <= q and 0
-    <= floor <= 1.
+    proportion. Raises ``ValueError`` unless alpha is a distribution and 0 < C <= q.
     """
     weights = check_distribution("alpha", alpha)
     q = len(weights)
     check_choice("sampling", sampling, SAMPLINGS)
-    check_range("floor", floor, 0, 1)
     if sampling == "none":
         return np.ones(q)
     if not 0 < budget <= q:
@@ -59,7 +57,7 @@ def inclusion(
         )
     if sampling == "uniform":
         return np.full(q, budget / q)
-    low = min(floor, budget / q)
+    low = min(FLOOR, budget / q)
     gamma = np.clip(weights * budget, low, 1.0)
     excess = gamma.sum() - budget
     if excess > 0:
@@ -68,20 +66,18 @@ def inclusion(
     return gamma
 
 
-def draw_independent(gamma: ArrayLike, rng: np.random.Generator, allow_empty: bool = False) -> Ids:
+def draw_independent(gamma: ArrayLike, rng: np.random.Generator) -> Ids:
     """Return the sampled ids in ascending order, each k included independently with
     probability gamma_k.
 
     An empty sample is redrawn, since an empty ensemble has no log loss. This raises
     every inclusion probability by the factor 1/(1 - prod_k(1 - gamma_k)), at most 1 +
-    e^-C/(1 - e^-C) for sum gamma = C: 1.16 for C = 2, 1.0003 for C = 8. With
-    ``allow_empty`` it is returned: its gradient is zero, and the corrected gradient is
-    then unbiased for any C.
+    e^-C/(1 - e^-C) for sum gamma = C: 1.16 for C = 2, 1.0003 for C = 8.
     """
     chances = _chances(gamma)
     while True:
         ids = np.flatnonzero(rng.random(len(chances)) < chances)
-        if len(ids) or allow_empty:
+        if len(ids):
             return ids
 
 

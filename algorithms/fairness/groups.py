@@ -39,12 +39,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.algorithms.common.measures import confidence_bin
+from fedapps.algorithms.common.measures import BINS, confidence_bin
 
 Floats = npt.NDArray[np.float64]
-
-#: Bins of the top-1 probability, as for the calibration error of a client.
-BINS = 15
 
 
 class Sums(NamedTuple):
@@ -114,7 +111,7 @@ def group_sums(
 
     ``members`` (n, G): whether a sample belongs to a group; it may belong to none.
     """
-    place, right = confidence_bin(confidence, BINS), labels == predicted
+    place, right = confidence_bin(confidence), labels == predicted
     rows = []
     for inside in members.T:
         y, assigned, of, hit = labels[inside], predicted[inside], place[inside], right[inside]
@@ -226,5 +223,4 @@ def _gaps(rate: Floats) -> Floats:
     """
     known = ~np.isnan(rate)
     gap = np.where(known, rate, -np.inf).max(0) - np.where(known, rate, np.inf).min(0)
-    out: Floats = np.where(known.sum(0) > 1, gap, np.nan)
-    return out
+    return np.asarray(np.where(known.sum(0) > 1, gap, np.nan))

@@ -24,8 +24,9 @@ from numpy.typing import ArrayLike, NDArray
 from fedapps.algorithms.common.checks import check_choice, check_range
 from fedapps.algorithms.common.mirror import LOWEST_LOG_WEIGHT, project_simplex_entropy
 from fedapps.algorithms.fairness.responses import check_bounds, decision_gradient
-from fedapps.algorithms.fairness.rule import Relative, Weights, join
+from fedapps.algorithms.fairness.rule import WeightRule, Weights, join
 from fedapps.algorithms.fairness.simplex import (
+    Array,
     Positions,
     check_values,
     minimise_on_simplex,
@@ -33,8 +34,6 @@ from fedapps.algorithms.fairness.simplex import (
     share,
     staying,
 )
-
-Array = NDArray[np.float64]
 
 RIDGES = ("paper", "reference")
 STEPS = ("sampled", "paper")
@@ -187,7 +186,7 @@ class OnlineNewtonStep(Weights):
         )
 
 
-class LinearisedFTRL(Relative):
+class LinearisedFTRL(WeightRule):
     """AAggFF-D: follow the entropy-regularised leader on linearised decision losses
     (3.9), for uniform samples of many clients.
 
@@ -267,7 +266,7 @@ class LinearisedFTRL(Relative):
         return self.multiple * math.sqrt(math.log(self.count)) / largest * root
 
     @property
-    def p(self) -> Array:
+    def p(self) -> Array:  # type: ignore[override]
         """Weights (K,) of all clients, computed in O(K)."""
         return self.capped(project_simplex_entropy(np.log(self.prior) + self.rate * self.scores))
 
@@ -286,8 +285,7 @@ class LinearisedFTRL(Relative):
             masses, ratios = np.append(masses, still), np.append(ratios, 0.0)
         ratios -= (top := ratios.max())
         np.exp(np.maximum(ratios, LOWEST_LOG_WEIGHT, out=ratios), out=ratios)
-        scale = share(ratios, masses, self.cap)
-        own = scale * np.exp(
+        own = share(ratios, masses, self.cap) * np.exp(
             np.maximum(self.rate * self.scores[positions] - top, LOWEST_LOG_WEIGHT)
         )
         return np.asarray(self.prior[positions] * (np.minimum(own, self.cap) if self.cap else own))

@@ -8,63 +8,26 @@ Clients are identified by positions 0..K-1.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.fairness.simplex import bounded, check_count, normalise, staying
-
-Array = NDArray[np.float64]
+from fedapps.algorithms.fairness.simplex import Array, bounded, check_count, normalise, staying
 
 
-class WeightRule(Protocol):
-    """Decides on the weights of K clients."""
+class WeightRule(ABC):
+    """Decides on the weights of K clients: ``p`` (K,), on the simplex.
 
-    @property
-    def count(self) -> int:
-        """The number of clients K."""
-
-    @property
-    def p(self) -> Array:
-        """Weights (K,) on the simplex."""
-
-    @property
-    def prior(self) -> Array:
-        """The prior (K,), which sums to 1."""
-
-    def set_prior(self, prior: Array) -> None:
-        """Replace the prior; the weights keep their ratios to it."""
-
-    def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Update with the values (m,) of the clients at positions ``sampled`` (m,);
-        return their new weights (m,), which sum to 1.
-        """
-
-    def add(self, n: int) -> None:
-        """Append ``n`` new clients, each with the mean prior and the mean weight of the
-        present ones.
-        """
-
-    def drop(self, positions: ArrayLike) -> None:
-        """Remove clients; the weights of the others keep their proportions, and their
-        positions close the gaps.
-        """
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the state for a checkpoint."""
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-
-
-class Relative:
-    """Base of the rules: a ``prior`` (K,) and a ``cap``, the largest allowed multiple
-    of the prior; 0: no cap.
+    ``prior``: (K,), which sums to 1. ``cap``: the largest allowed multiple of the
+    prior; 0: no cap.
     """
+
+    p: Array
 
     def __init__(self, count: int, cap: float) -> None:
         check_count(count)
@@ -84,16 +47,42 @@ class Relative:
         return bounded(p, self.cap * self.prior) if self.cap else p
 
     def set_prior(self, prior: Array) -> None:
-        """Replace the prior."""
+        """Replace the prior; the weights keep their ratios to it."""
         self.prior = normalise(prior)
 
+    @abstractmethod
+    def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
+        """Update with the values (m,) of the clients at positions ``sampled`` (m,);
+        return their new weights (m,), which sum to 1.
+        """
 
-class Weights(Relative):
+    @abstractmethod
+    def add(self, n: int) -> None:
+        """Append ``n`` new clients, each with the mean prior and the mean weight of the
+        present ones.
+        """
+
+    @abstractmethod
+    def drop(self, positions: ArrayLike) -> None:
+        """Remove clients; the weights of the others keep their proportions, and their
+        positions close the gaps.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the state for a checkpoint."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+
+
+class Weights(WeightRule):
     """A rule that stores its weights ``p`` (K,) themselves."""
 
     def __init__(self, count: int, cap: float = 0.0) -> None:
         super().__init__(count, cap)
-        self.p: Array = self.prior.copy()
+        self.p = self.prior.copy()
 
     def set_prior(self, prior: Array) -> None:
         """Replace the prior; the weights keep their ratios to it."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[np.float64]
+from fedapps.algorithms.common.mirror import Array as Array
+
 Positions = NDArray[np.int64]
 
 # Tolerance for rounding errors where weights reach their bounds.

@@ -25,20 +25,19 @@ Transactions on Network Science and Engineering, 2022, arXiv 2006.11489.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.mirror import check_distribution, project_simplex_entropy
 from fedapps.algorithms.fairness.responses import check_losses
 from fedapps.algorithms.fairness.rule import Weights
 from fedapps.algorithms.fairness.simplex import (
+    Array,
     check_values,
     minimise_on_simplex,
     normalise,
     shifted,
 )
-
-Array = NDArray[np.float64]
 
 # A loss of 0 is taken for this one, so that F^(q-1) is finite.
 LEAST_LOSS = 1e-10

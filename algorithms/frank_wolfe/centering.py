@@ -175,9 +175,8 @@ class Centering:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state for a checkpoint."""
-        numbers = np.array([self._done, self._mean, self._scale, self._deviation])
         return {
-            "numbers": numbers,
+            "numbers": np.array([self._done, self._mean, self._scale, self._deviation]),
             "rows": self._rows,
             "columns": self._columns,
             "row-biases": self._row_biases,

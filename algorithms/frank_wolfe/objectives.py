@@ -96,8 +96,7 @@ class Logistic:
         """Return the mean loss in nats."""
         scores = self.samples @ x
         scores -= scores.max(axis=1, keepdims=True)
-        own = scores.take(self._own)
-        return float((np.log(np.exp(scores).sum(axis=1)) - own).mean())
+        return float((np.log(np.exp(scores).sum(axis=1)) - scores.take(self._own)).mean())
 
     def gradient(self, x: Array) -> Float64:
         """Return ``X'(softmax(X W) - Y) / m`` (d, classes)."""

@@ -204,7 +204,7 @@ def average_gradient(average: Array, gradient: Array, rho: float) -> None:
     average += np.multiply(gradient, rho, out=scratch(gradient, gradient))
 
 
-def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = None) -> float:
+def duality_gap(domain: Domain, x: Array, gradient: Any) -> float:
     """Return ``<g, x - lmo(g)>``, an upper bound on F(x) - min F for convex F; 0
     exactly at stationary points.
 
@@ -212,4 +212,4 @@ def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = Non
     With an iterative oracle the gap is slightly underestimated.
     """
     here = gradient.inner(x) if hasattr(gradient, "inner") else float(np.vdot(gradient, x))
-    return float(here - domain.lmo(gradient, warm).inner(gradient))
+    return float(here - domain.lmo(gradient).inner(gradient))

@@ -18,11 +18,9 @@ curves was no better.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedapps.algorithms.common.robust import shortening
+from fedapps.algorithms.common.robust import Floats, shortening
 
-Floats = NDArray[np.float64]
 #: A curve that counts for other clients may be at most this many times longer than the
 #: median curve, and count at most this many times as much.
 MOST, MOST_COUNT = 3.0, 5.0

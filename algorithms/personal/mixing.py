@@ -47,6 +47,5 @@ def cosine_squared_gradient(inner: Any, norm_f: Any, norm_l: Any) -> tuple[Any, 
     product and the two squared norms, numbers or tensors of one. This saves a second
     backward pass.
     """
-    denominator = norm_f * norm_l + EPSILON
-    ratio = inner / denominator
+    ratio = inner / (norm_f * norm_l + EPSILON)
     return 2 * ratio, 2 * ratio * ratio * norm_l, 2 * ratio * ratio * norm_f

@@ -35,5 +35,4 @@ def frechet_distance(first: NDArray[np.floating], second: NDArray[np.floating]) 
 
 def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     values, vectors = np.linalg.eigh(matrix)
-    root: NDArray[np.float64] = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    return root
+    return np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)

@@ -4,6 +4,7 @@ extension, by closed forms and brute force.
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,8 +102,7 @@ def noisy(gamma, seed=0):
     rng = np.random.default_rng(seed)
 
     def fit(target):
-        slack = (1 - gamma) * float(target.abs().max())
-        h = target + slack * torch.tensor(
+        h = target + (1 - gamma) * target.abs().max() * torch.tensor(
             rng.choice([-1.0, 1.0], size=target.shape), dtype=target.dtype
         )
         return h, h
@@ -110,32 +110,24 @@ def noisy(gamma, seed=0):
     return fit
 
 
-def test_with_a_perfect_oracle_it_is_gradient_descent_to_the_digit():
+@pytest.mark.parametrize(("sign", "mu", "gamma"), [(1, 0.1, 1.0), (1, 0.1, 0.3), (-1, 1.0, 0.6)])
+def test_the_steps_are_the_printed_recursion(sign, mu, gamma):
+    """g <- g - eta (h + mu g), h = Q(D + d), D <- D + d - h. With a perfect oracle it
+    is gradient descent; FFGB.L has -h, and mu = 1.
+    """
     y, gradient = torch.arange(8) % 3, LOSSES["cross-entropy"].gradient
-    etas, mu = [3.0, 2.0, 1.5, 1.2, 1.0], 0.1
-    learners, result, residual = boost(
-        randn(8, 3), lambda g: gradient(g, y), lambda t: (t, t), Plan(etas, mu)
-    )
-    g = randn(8, 3)
-    for eta in etas:
-        g = g - eta * (gradient(g, y) + mu * g)
-    assert torch.equal(result, g)
-    assert not residual.any()
-    assert len(learners) == 5
-
-
-@pytest.mark.parametrize("gamma", [0.3, 0.9])
-def test_the_residual_is_what_all_learners_missed(gamma):
-    y, loss = torch.arange(9) % 3, LOSSES["cross-entropy"]
-    gradients = []
-
-    def direction(g):
-        gradients.append(loss.gradient(g, y))
-        return gradients[-1]
-
-    learners, _, residual = boost(randn(9, 3), direction, noisy(gamma), Plan([1.0] * 6, 0.1))
-    torch.testing.assert_close(residual, sum(gradients) - sum(learners))
-    _, _, none = boost(randn(9, 3), direction, noisy(gamma), Plan([1.0] * 6, 0.1, residual=False))
+    plan, oracle = Plan([3.0, 2.0, 1.5, 1.2, 1.0], mu, sign), noisy(gamma)
+    learners, result, residual = boost(randn(8, 3), lambda g: gradient(g, y), noisy(gamma), plan)
+    g, delta = randn(8, 3), torch.zeros(8, 3)
+    for eta, learner in zip(plan.etas, learners, strict=True):
+        wanted = gradient(g, y)
+        h, _ = oracle(delta + wanted)
+        torch.testing.assert_close(learner, h)
+        delta = delta + wanted - h
+        g = g - eta * (sign * h + mu * g)
+    torch.testing.assert_close(result, g)
+    torch.testing.assert_close(residual, delta)
+    *_, none = boost(g, lambda g: gradient(g, y), oracle, replace(plan, residual=False))
     assert not none.any()
 
 
@@ -171,20 +163,6 @@ def test_the_clips_never_act_on_the_support(gamma):
     assert upper / mu < 2 / (mu * gamma)
 
 
-def test_ffgb_l_is_the_printed_recursion():
-    """g <- (1 - eta) g + eta h, h = Q(u - D), D <- D - u + h."""
-    u, etas = randn(5, 2), [1.0, 0.8, 0.5]
-    oracle = noisy(0.6, seed=1)
-    _, result, residual = boost(randn(5, 2, seed=2), lambda g: u, oracle, Plan(etas, 1.0, sign=-1))
-    again, g, d = noisy(0.6, seed=1), randn(5, 2, seed=2), torch.zeros(5, 2)
-    for eta in etas:
-        h = again(u - d)[0]
-        g = (1 - eta) * g + eta * h
-        d = d - u + h
-    torch.testing.assert_close(result, g)
-    torch.testing.assert_close(residual, -d)
-
-
 # --- the Lipschitz extension ----------------------------------------------------------
 
 
@@ -192,12 +170,11 @@ def test_ffgb_l_is_the_printed_recursion():
 def test_the_extension_is_the_printed_minimum(block, monkeypatch):
     monkeypatch.setattr(lipschitz, "BLOCK", block)
     x, y, points = randn(20, 3), randn(20, 2, seed=1), randn(11, 3, seed=2)
-    u = LipschitzExtension(x, y, 1.7)
     wanted = [
         [min(float(y[j, c] + 1.7 * (p - x[j]).norm()) for j in range(20)) for c in range(2)]
         for p in points
     ]
-    torch.testing.assert_close(u(points), torch.tensor(wanted))
+    torch.testing.assert_close(LipschitzExtension(x, y, 1.7)(points), torch.tensor(wanted))
 
 
 def test_it_passes_through_labels_that_are_lipschitz_and_has_no_steeper_slope():

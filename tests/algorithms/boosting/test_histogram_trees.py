@@ -73,8 +73,7 @@ def test_keys_are_in_the_order_of_the_numbers_and_name_each():
 
 @pytest.mark.parametrize("draw", ["normal", "lognormal", "uniform"])
 def test_bins_hold_about_as_many_values_each(draw):
-    rng = np.random.default_rng(1)
-    values = getattr(rng, draw)(size=20_000).astype(np.float32) * 1000
+    values = getattr(np.random.default_rng(1), draw)(size=20_000).astype(np.float32) * 1000
     edges = bins_of(values, 512, 16)
     assert len(edges) == 15
     shares = np.bincount(np.searchsorted(edges, values, side="left")) / len(values)

@@ -22,15 +22,14 @@ WAYS = ("as it is", "one value", "two values", "missing", "ties")
 
 def column(way, rng, n):
     x = rng.normal(size=n).astype(np.float32)
-    if way == "one value":
-        x[:] = 3
-    elif way == "two values":
-        x[:] = np.arange(n) < 2
-    elif way == "missing":
-        x[rng.random(n) < rng.choice([0.1, 0.5, 1.0])] = np.nan
-    elif way == "ties":
-        x = np.round(x)
-    return x
+    missing = rng.random(n) < rng.choice([0.1, 0.5, 1.0])
+    return {
+        "as it is": x,
+        "one value": np.full_like(x, 3),
+        "two values": (np.arange(n) < 2).astype(np.float32),
+        "missing": np.where(missing, np.float32(np.nan), x),
+        "ties": np.round(x),
+    }[way]
 
 
 @pytest.mark.parametrize("way", WAYS)

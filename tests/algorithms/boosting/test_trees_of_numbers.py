@@ -64,7 +64,6 @@ def test_a_target_far_away_draws_no_harder_than_the_bound_and_sums_beyond_it_are
     g, h = derivatives(NUMBER, np.zeros(3), y)
     assert (g.tolist(), h.tolist()) == ([0, -8 * UNIT, 8 * UNIT], [UNIT] * 3)
     forest = Forest.new(1, 2)
-    x = np.zeros((3, 1), np.float32)
-    sums = forest.sums(x, np.zeros(3), np.zeros(3), NUMBER)
+    sums = forest.sums(np.zeros((3, 1), np.float32), np.zeros(3), np.zeros(3), NUMBER)
     sums[1] = 3 * BOUNDS[NUMBER][0] * UNIT + 1
     assert "more than 8 deviations a row" in forest.fault(sums, NUMBER)

@@ -57,8 +57,7 @@ def test_a_client_is_there_in_its_own_part_of_the_day():
 def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
     rows = [{"client": "a", "seconds": "2"}, {"client": "a", "seconds": "8"}]
     drawn = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
-    took = [drawn.training("a", r, 1.0, 5, 5).arrival for r in range(40)]
-    assert set(took) == {3.0, 9.0}
+    assert {drawn.training("a", r, 1.0, 5, 5).arrival for r in range(40)} == {3.0, 9.0}
     refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b")
     rows = [
         {
@@ -82,21 +81,15 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"),
+    ("call", "why"),
     [
-        ([], "no rows"),
-        ([{"site": "a"}], "no column"),
-        ([{"client": "a", "seconds": "fast"}], "not complete"),
-        ([{"client": "a", "seconds": "-1"}], "negative"),
-    ],
-)
-def test_a_bad_file_is_named(rows, why):
-    refused(lambda: Measured(rows), why)
-
-
-def test_a_file_needs_its_speed():
-    for call, message in (
+        (lambda: Measured([]), "no rows"),
+        (lambda: Measured([{"site": "a"}]), "no column"),
+        (lambda: Measured([{"client": "a", "seconds": "fast"}]), "not complete"),
+        (lambda: Measured([{"client": "a", "seconds": "-1"}]), "negative"),
         (lambda: FleetOptions(file="x.csv"), "speed = 'file'"),
         (lambda: FleetOptions(speed="file"), "file"),
-    ):
-        refused(call, message)
+    ],
+)
+def test_a_bad_file_is_named_and_a_file_needs_its_speed(call, why):
+    refused(call, why)

@@ -37,18 +37,16 @@ def test_what_is_wrong_at_one_ratio_is_wrong_at_every_larger_one(kind):
     assert np.array_equal(little[at], much[at])
 
 
-def test_what_cannot_be():
-    labels = np.zeros(3, np.int64)
-    for ratio in (-0.1, 1.0, float("nan")):
-        refused(
-            lambda: flipped(labels, 2, "pair", ratio, np.random.default_rng(0)),
-            r"noise-ratio = .*: choose a value in \[0, 1\)",
-        )
-    for call, message in (
-        (
-            lambda: flipped(labels, 2, "pairs", 0.1, np.random.default_rng(0)),
-            "noise = 'pairs': did you mean 'pair'",
-        ),
-        (lambda: flipped(labels, 1, "pair", 0.1, np.random.default_rng(0)), "two classes"),
-    ):
-        refused(call, message)
+@pytest.mark.parametrize(
+    ("classes", "kind", "ratio", "why"),
+    [
+        (2, "pair", -0.1, r"noise-ratio = .*: choose a value in \[0, 1\)"),
+        (2, "pair", 1.0, r"noise-ratio = .*: choose a value in \[0, 1\)"),
+        (2, "pair", float("nan"), r"noise-ratio = .*: choose a value in \[0, 1\)"),
+        (2, "pairs", 0.1, "noise = 'pairs': did you mean 'pair'"),
+        (1, "pair", 0.1, "two classes"),
+    ],
+)
+def test_what_cannot_be(classes, kind, ratio, why):
+    rng = np.random.default_rng(0)
+    refused(lambda: flipped(np.zeros(3, np.int64), classes, kind, ratio, rng), why)

@@ -1,4 +1,6 @@
-"""Evaluations take as many samples at once as fit in memory, everywhere."""
+"""Evaluations take as many samples at once as fit in memory, everywhere; random numbers
+of modules, on every kind of device.
+"""
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from fedapps.algorithms.common.modules import (
     estimate_statistics,
     evaluation_batch,
     outputs_of,
+    torch_seeded,
 )
 from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
 from fedapps.clients import FedAvgClient, PerFedAvgClient, Split
@@ -50,14 +53,6 @@ def samples(n: int) -> torch.Tensor:
     return torch.randn(n, 1, 1, 4, generator=torch.Generator().manual_seed(n))
 
 
-def through_outputs(net, x):
-    outputs_of(net, x)
-
-
-def through_statistics(net, x):
-    estimate_statistics(net, x)
-
-
 def through_the_mean_loss(net, x):
     data = blobs(n=5 * len(x) // 3)
     FedAvgClient(lambda seed: net, data, model=net).mean_loss(data.train)
@@ -84,8 +79,8 @@ def through_the_shared_layer(net, x):
 
 
 PLACES = (
-    through_outputs,
-    through_statistics,
+    outputs_of,
+    estimate_statistics,
     through_the_mean_loss,
     through_adaptation,
     through_tokens,
@@ -105,7 +100,7 @@ def test_a_wide_net_is_evaluated_in_batches_that_fit(through):
 def test_a_small_net_keeps_the_usual_batches(through):
     net, usual = Wide(WIDEST // 1024), 64 if through is through_tokens else 1024
     through(net, samples(2 * usual + 2))
-    assert max(net.sizes) == (684 if through is through_statistics else usual)
+    assert max(net.sizes) == (684 if through is estimate_statistics else usual)
 
 
 def test_the_scores_of_samples_do_not_depend_on_the_batch():
@@ -135,3 +130,40 @@ def test_a_net_that_takes_no_single_sample_keeps_the_usual_batches():
             return x.squeeze().flatten(1).sum(1)
 
     assert outputs_of(Squeezing(), torch.ones(5, 1, 2, 2)).tolist() == [4.0] * 5
+
+
+def test_the_cpu_is_seeded_and_its_state_comes_back():
+    before = torch.get_rng_state()
+    with torch_seeded(3):
+        drawn = torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "seed_all", "which"),
+    [
+        ("cuda:1", "manual_seed_all", [torch.device("cuda", 1)]),
+        ("xpu", "manual_seed_all", [torch.device("xpu")]),
+        ("mps", "manual_seed", []),
+    ],
+)
+def test_another_device_is_seeded_too_and_its_state_comes_back(name, seed_all, which, monkeypatch):
+    """Asked of torch, in this order: no such device is needed."""
+    asked = []
+
+    def note(what, returned=None):
+        monkeypatch.setattr(kind, what, lambda *given: (asked.append((what, *given)), returned)[1])
+
+    kind = torch.get_device_module(torch.device(name))
+    note("get_rng_state", "state")
+    note(seed_all)
+    note("set_rng_state")
+    with torch_seeded(3, torch.device(name)):
+        asked.append("drawn")
+    assert asked == [
+        ("get_rng_state", *which),
+        (seed_all, 3),
+        "drawn",
+        ("set_rng_state", "state", *which),
+    ]

@@ -58,8 +58,7 @@ def test_pathological_gives_exactly_k_classes_used_evenly(clients, k, seed):
     parts = pathological(LABELS, clients, k, np.random.default_rng(seed))
     held = [np.unique(LABELS[part]) for part in parts]
     assert {len(classes) for classes in held} == {k}
-    uses = np.bincount(np.concatenate(held), minlength=10)
-    assert np.ptp(uses) <= 1
+    assert np.ptp(np.bincount(np.concatenate(held), minlength=10)) <= 1
     for label in range(10):  # a class is dealt evenly to its holders
         pieces = [np.sum(LABELS[part] == label) for part in parts if label in LABELS[part]]
         assert max(pieces) - min(pieces) <= 1
@@ -74,10 +73,11 @@ def test_pathological_pieces_of_a_class_are_random():
 
 
 def test_pathological_pairs_are_random():
-    pairs = set()
-    for seed in range(30):
-        for part in pathological(LABELS, 5, 2, np.random.default_rng(seed)):
-            pairs.add(tuple(np.unique(LABELS[part])))
+    pairs = {
+        tuple(np.unique(LABELS[part]))
+        for seed in range(30)
+        for part in pathological(LABELS, 5, 2, np.random.default_rng(seed))
+    }
     assert len(pairs) > 40, "nearly all of the 45 pairs of classes turn up"
 
 
@@ -115,10 +115,8 @@ def test_sorted_share_mixes_by_the_share():
     """With 10 clients of 60, a fifth random: about 12 + (48 of one or two neighbouring
     classes).
     """
-    parts = sorted_share(LABELS, 10, 0.2, np.random.default_rng(0))
-    for client, part in enumerate(parts):
-        counts = np.bincount(LABELS[part], minlength=10)
-        near = counts[max(0, client - 1) : client + 2].sum()
+    for client, part in enumerate(sorted_share(LABELS, 10, 0.2, np.random.default_rng(0))):
+        near = np.bincount(LABELS[part], minlength=10)[max(0, client - 1) : client + 2].sum()
         assert 48 <= near < 60
     # a file sorted by label: the random share must still hold every class
     shuffled_file = np.sort(LABELS)

@@ -9,8 +9,7 @@ def test_same_name_same_draws():
 
 def test_every_part_of_the_name_counts():
     names = list(itertools.product([0, 1], ["batches", "lambda"], [0, 1, "0", "1"], [1, 2]))
-    draws = {generator(*name).random() for name in names}
-    assert len(draws) == len(names)
+    assert len({generator(*name).random() for name in names}) == len(names)
 
 
 def test_derived_seeds_fit_torch_and_differ():

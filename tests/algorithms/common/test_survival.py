@@ -41,12 +41,17 @@ def test_pairs_are_those_of_the_quadratic_loop_in_any_order_of_rows(seed):
     assert pair_counts(*(part[order] for part in subjects)) == by_pairs(*subjects)
 
 
-def test_concordance_of_perfect_reversed_constant_and_no_risks():
-    times, events = np.arange(5.0), np.ones(5)
-    assert concordance(pair_counts(times, events, -times)) == 1
-    assert concordance(pair_counts(times, events, times)) == 0
-    assert concordance(pair_counts(times, events, np.zeros(5))) == 0.5
-    assert concordance(pair_counts(times, np.zeros(5), times)) is None
+@pytest.mark.parametrize(
+    ("events", "risks", "wanted"),
+    [
+        (np.ones(5), -np.arange(5.0), 1),
+        (np.ones(5), np.arange(5.0), 0),
+        (np.ones(5), np.zeros(5), 0.5),
+        (np.zeros(5), np.arange(5.0), None),
+    ],
+)
+def test_concordance_of_perfect_reversed_constant_and_no_risks(events, risks, wanted):
+    assert concordance(pair_counts(np.arange(5.0), events, risks)) == wanted
 
 
 def test_curves_of_added_counts_are_those_of_all_subjects_with_times_rounded_up():

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+from sklearn.metrics import mean_absolute_error, r2_score
 
 from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 
@@ -24,14 +24,10 @@ def test_the_errors_of_a_set_are_those_that_scikit_learn_finds(targets):
     assert errors["rmse"] == pytest.approx(math.sqrt(np.mean((f - y) ** 2)))
     assert errors["mae"] == pytest.approx(mean_absolute_error(y, f))
     assert errors["r2"] == pytest.approx(r2_score(y, f))
-    if targets == 1:
-        assert errors["rmse"] == pytest.approx(root_mean_squared_error(y, f))
 
 
 @pytest.mark.parametrize(("shift", "targets"), [(0.0, 1), (1e6, 1), (0.0, 3)])
-def test_pooled_errors_are_those_of_the_union_of_the_samples_and_no_means_over_clients(
-    shift, targets
-):
+def test_pooled_errors_are_those_of_the_union_of_the_samples(shift, targets):
     parts = clients([3, 50, 11, 200], targets, shift)
     f, y = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
     count, sums = pooled([(len(own), error_sums(guess, own)) for guess, own in parts])
@@ -39,16 +35,6 @@ def test_pooled_errors_are_those_of_the_union_of_the_samples_and_no_means_over_c
     union, together = errors_of(count, error_sums(f, y)), errors_of(count, sums)
     assert together == pytest.approx(union, rel=1e-9)
     assert together["r2"] == pytest.approx(r2_score(y, f), rel=1e-9)
-    own = [errors_of(len(y), error_sums(f, y)) for f, y in parts]
-    for name in ("rmse", "r2"):  # what one might take them for
-        assert abs(np.mean([one[name] for one in own]) - together[name]) > 0.01
-        assert (
-            abs(
-                np.average([one[name] for one in own], weights=[len(y) for _, y in parts])
-                - together[name]
-            )
-            > 0.001
-        )
 
 
 def test_however_the_samples_are_grouped_the_errors_are_the_same():
@@ -62,15 +48,11 @@ def test_however_the_samples_are_grouped_the_errors_are_the_same():
 def test_constant_targets_have_no_r2_whatever_rounding_says(value):
     y = np.full((7, 1), value)
     assert "r2" not in errors_of(7, error_sums(y + 0.01, y))
-    together = pooled([(7, error_sums(y, y)), (3, error_sums(y[:3], y[:3]))])
-    assert "r2" not in errors_of(*together)
+    assert "r2" not in errors_of(*pooled([(7, error_sums(y, y)), (3, error_sums(y[:3], y[:3]))]))
 
 
-def test_the_mean_of_all_targets_has_an_r2_of_0_and_the_truth_one_of_1():
+def test_the_truth_has_no_error_and_an_r2_of_1():
     _, y = clients([30])[0]
-    mean = np.full_like(y, y.mean())
-    assert errors_of(30, error_sums(mean, y))["r2"] == pytest.approx(0)
-    assert errors_of(30, error_sums(mean, y))["rmse"] == pytest.approx(y.std())
     assert errors_of(30, error_sums(y, y)) == {"rmse": 0, "mae": 0, "r2": 1}
 
 

@@ -32,8 +32,7 @@ def test_the_eighteen_numbers_of_table_3_3():
 
 @pytest.mark.parametrize("cdf", CDFS)
 def test_a_distribution_function_rises_from_0_to_1(cdf):
-    x = np.linspace(0, 60, 2001)
-    values = CDFS[cdf](x)
+    values = CDFS[cdf](np.linspace(0, 60, 2001))
     assert (np.diff(values) >= 0).all()
     assert (np.diff(values[:100]) > 0).all()
     assert 0 <= values[0] < 0.3
@@ -83,7 +82,6 @@ def test_the_gradient_is_that_of_autograd_and_within_lemma_3_1():
         assert decision_loss(p, r) == pytest.approx(loss.item(), rel=1e-12)
         np.testing.assert_allclose(decision_gradient(p, r), variable.grad.numpy(), rtol=1e-12)
         assert np.abs(decision_gradient(p, r)).max() <= high / (1 + low)
-    assert decision_loss([1.0], [1.0]) == pytest.approx(-math.log(2))
 
 
 @pytest.mark.parametrize(

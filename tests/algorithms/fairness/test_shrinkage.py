@@ -118,8 +118,7 @@ def test_many_clients_are_told_by_some_of_them(monkeypatch):
     some = uncertainty(right, samples, rng())
     few = np.std(shrinkage.spread(right, samples, rng(), 3000)[0])
     monkeypatch.setattr(shrinkage, "ENOUGH", 1000)
-    everyone = uncertainty(right, samples, rng())
-    for name, value in everyone.items():
+    for name, value in uncertainty(right, samples, rng()).items():
         assert some[name].estimate == pytest.approx(value.estimate, abs=0.03)
     # they count as all: mu is as certain
     assert few == pytest.approx(np.std(shrinkage.spread(right, samples, rng(), 3000)[0]), rel=0.4)

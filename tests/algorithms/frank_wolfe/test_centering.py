@@ -13,8 +13,7 @@ SHAPE = (9, 7)
 
 def table(m, seed):
     rng = np.random.default_rng(seed)
-    at = rng.choice(63, m, replace=False)
-    rows, columns = np.divmod(at, 7)
+    rows, columns = np.divmod(rng.choice(63, m, replace=False), 7)
     return Table(rows, columns, 3.0 + 0.3 * rows - 0.2 * columns + rng.normal(size=m))
 
 
@@ -91,8 +90,7 @@ def test_the_errors_of_predictors_are_those_on_all_test_observations(kind):
         for name, guess in guesses.items()
     }
     wanted["zero"] = np.sqrt(np.mean(test.values**2))
-    scores = centred(train, test, 4, kind, limits).metrics()
-    assert scores == pytest.approx(
+    assert centred(train, test, 4, kind, limits).metrics() == pytest.approx(
         {f"test-rmse-of-{name}": error for name, error in wanted.items()}
     )
 
@@ -130,9 +128,12 @@ def test_a_saved_centring_goes_on(answered):
     assert centering.metrics() == pytest.approx(whole.metrics())
 
 
-def test_nothing_to_centre_is_said():
-    for call, message in (
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: Centering(SHAPE).take([np.zeros(3)]), "no training observations"),
         (lambda: Centering(SHAPE, "median"), r"center = .median."),
-    ):
-        refused(call, message)
+    ],
+)
+def test_nothing_to_centre_is_said(call, message):
+    refused(call, message)

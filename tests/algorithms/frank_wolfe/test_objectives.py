@@ -3,8 +3,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     Logistic,
@@ -22,42 +23,40 @@ def observations(rng, shape=(7, 9), count=20):
     )
 
 
-def objectives():
+def problems():
+    """Return objectives by name, each with its definition, written for autograd."""
     rng = np.random.default_rng(0)
-    q = 5
-    a, b = rng.normal(size=(q, q)), rng.normal(size=(q, q))
-    symmetric = a + a.T
+
+    def squares(*shape):
+        a, b = rng.normal(size=shape), rng.normal(size=shape[0])
+        return LeastSquares(a, b), lambda x: ((torch.tensor(a) @ x - torch.tensor(b)) ** 2).sum()
+
+    def assignment(a, *entries):
+        f = QuadraticAssignment(a, b, *entries)
+        return f, lambda x: torch.trace(torch.tensor(a) @ x @ torch.tensor(f.part).T @ x.T)
+
+    a, b = rng.normal(size=(2, 5, 5))
+    samples, labels = rng.normal(size=(20, 6)), rng.integers(0, 4, 20)
+    rows, columns, values = observations(rng)
     return {
-        "wide least squares": LeastSquares(rng.normal(size=(6, 11)), rng.normal(size=6)),
-        "tall least squares": LeastSquares(rng.normal(size=(30, 4)), rng.normal(size=30)),
-        "logistic": Logistic(rng.normal(size=(20, 6)), rng.integers(0, 4, 20), 4),
-        "matrix completion": MatrixCompletion(*observations(rng), (7, 9)),
-        "assignment": QuadraticAssignment(a, b),
-        "assignment, symmetric": QuadraticAssignment(symmetric, b),
-        "assignment, a part": QuadraticAssignment(a, b, [(0, 1), (0, 2), (3, 3)]),
+        "wide least squares": squares(6, 11),
+        "tall least squares": squares(30, 4),
+        "logistic": (
+            Logistic(samples, labels, 4),
+            lambda x: cross_entropy(torch.tensor(samples) @ x, torch.tensor(labels)),
+        ),
+        "matrix completion": (
+            MatrixCompletion(rows, columns, values, (7, 9)),
+            lambda x: ((x[rows, columns] - torch.tensor(values)) ** 2).sum(),
+        ),
+        "assignment": assignment(a),
+        "assignment, symmetric": assignment(a + a.T),
+        "assignment, a part": assignment(a, [(0, 1), (0, 2), (3, 3)]),
     }
 
 
-def in_torch(name, objective, x):
-    """The same objective, written for autograd from its definition."""
-    if name == "logistic":
-        labels = torch.tensor(objective._own % objective.shape[1])
-        return torch.nn.functional.cross_entropy(torch.tensor(objective.samples) @ x, labels)
-    if "squares" in name:
-        return ((torch.tensor(objective.a) @ x - torch.tensor(objective.b)) ** 2).sum()
-    if name == "matrix completion":
-        rows, columns, values = observations_of(objective)
-        return ((x[rows, columns] - torch.tensor(values)) ** 2).sum()
-    return torch.trace(torch.tensor(objective.a) @ x @ torch.tensor(objective.part).T @ x.T)
-
-
-def observations_of(objective):
-    zero = np.zeros(objective.shape)
-    gradient = objective.gradient(zero)
-    dense = np.full(objective.shape, np.nan)
-    dense.ravel()[gradient.indices] = -objective.residual(zero)
-    rows, columns = np.nonzero(~np.isnan(dense))
-    return rows, columns, dense[rows, columns]
+def objectives():
+    return {name: objective for name, (objective, _) in problems().items()}
 
 
 def dense_gradient(objective, x):
@@ -71,9 +70,9 @@ def dense_gradient(objective, x):
 
 @pytest.mark.parametrize("name", objectives())
 def test_values_and_gradients_against_autograd(name):
-    objective = objectives()[name]
+    objective, definition = problems()[name]
     x = torch.tensor(np.random.default_rng(2).normal(size=objective.shape), requires_grad=True)
-    value = in_torch(name, objective, x)
+    value = definition(x)
     value.backward()
     assert objective.value(x.detach().numpy()) == pytest.approx(value.item())
     np.testing.assert_allclose(
@@ -131,20 +130,6 @@ def test_observations_may_come_in_any_order():
     )
 
 
-def test_the_parts_of_an_assignment_sum_to_the_whole():
-    rng = np.random.default_rng(6)
-    a, b, x = rng.normal(size=(3, 4, 4))
-    places = list(itertools.product(range(4), repeat=2))
-    parts = [QuadraticAssignment(a, b, places[i : i + 2]) for i in range(0, 16, 2)]
-    whole = QuadraticAssignment(a, b)
-    assert (
-        sum(part.value(x) for part in parts)
-        == pytest.approx(whole.value(x))
-        == pytest.approx(np.trace(a @ x @ b.T @ x.T))
-    )
-    np.testing.assert_allclose(sum(part.gradient(x) for part in parts), whole.gradient(x))
-
-
 # QAPLIB's nug5: a 5 x 5 grid instance small enough to search. Its optimum by
 # enumeration, 50, is the published one.
 NUG5 = """5
@@ -165,7 +150,6 @@ NUG5 = """5
 
 def test_a_qaplib_file_is_read():
     a, b = read_qaplib(NUG5)
-    assert a.shape == b.shape == (5, 5)
     np.testing.assert_array_equal(a[4], [3, 2, 2, 1, 0])
     np.testing.assert_array_equal(b[1], [5, 0, 3, 0, 2])
     objective = QuadraticAssignment(a, b)
@@ -173,9 +157,8 @@ def test_a_qaplib_file_is_read():
         min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5)))
         == 50
     )
-    assert objective.value(Birkhoff((5, 5)).start()) > 0
-    one_line = read_qaplib(" ".join(NUG5.split()))  # line breaks mean nothing
-    np.testing.assert_array_equal(one_line[1], b)
+    # line breaks mean nothing
+    np.testing.assert_array_equal(read_qaplib(" ".join(NUG5.split()))[1], b)
 
 
 @pytest.mark.parametrize(

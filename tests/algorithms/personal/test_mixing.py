@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 
 from fedapps.algorithms.personal.mixing import (
     cosine_squared_gradient,
@@ -13,10 +14,8 @@ def test_cosine_gradient_equals_autograd():
     rng = np.random.default_rng(0)
     f = torch.tensor(rng.normal(size=50), requires_grad=True)
     p = torch.tensor(rng.normal(size=50), requires_grad=True)
-    value = (f @ p) ** 2 / ((f @ f) * (p @ p) + 1e-12)
-    value.backward()
-    inner, ff, pp = (f @ p).item(), (f @ f).item(), (p @ p).item()
-    a, b, c = cosine_squared_gradient(inner, ff, pp)
+    ((f @ p) ** 2 / ((f @ f) * (p @ p))).backward()
+    a, b, c = cosine_squared_gradient((f @ p).item(), (f @ f).item(), (p @ p).item())
     np.testing.assert_allclose((a * p - b * f).detach(), f.grad, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose((a * f - c * p).detach(), p.grad, rtol=1e-9, atol=1e-12)
 
@@ -32,10 +31,7 @@ def test_draws_are_uniform_and_shared_as_the_mixing_says():
     assert (model == model[:, :1]).all()
     assert abs(np.corrcoef(layer.T)[0, 1]) < 0.05
     for draws in (model[:, 0], layer.ravel()):
-        assert draws.min() >= 0
-        assert draws.max() < 1
-        assert draws.mean() == pytest.approx(0.5, abs=0.02)
-        assert draws.var() == pytest.approx(1 / 12, abs=0.005)
+        assert kstest(draws, "uniform").pvalue > 1e-3
     with pytest.raises(ValueError, match="choose 'model' or 'layer'"):
         draw_lambda(rng, "both", 1)
 
@@ -43,11 +39,4 @@ def test_draws_are_uniform_and_shared_as_the_mixing_says():
 def test_a_layer_is_the_module_that_owns_the_parameter():
     assert layer_of(
         ["conv.weight", "conv.bias", "block.0.weight", "block.1.weight", "block.1.bias", "head"]
-    ) == [
-        0,
-        0,
-        1,
-        2,
-        2,
-        3,
-    ]
+    ) == [0, 0, 1, 2, 2, 3]

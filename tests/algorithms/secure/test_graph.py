@@ -15,8 +15,7 @@ from tests.helpers import refused
 
 
 def test_the_tail_is_that_of_a_draw():
-    rng = np.random.default_rng(0)
-    drawn = rng.hypergeometric(7, 13, 8, 200_000)
+    drawn = np.random.default_rng(0).hypergeometric(7, 13, 8, 200_000)
     for least in range(9):
         assert tail(20, 7, 8, least) == pytest.approx((drawn >= least).mean(), abs=5e-3)
     assert tail(20, 7, 8, 0) == pytest.approx(1)

@@ -56,8 +56,7 @@ def test_means_are_weighted_and_keep_their_types(weighted):
 
 def test_sums_of_whole_numbers_are_exact():
     terms = replace(TERMS, replies="sums", weighted=False)
-    rng = np.random.default_rng(0)
-    rows = rng.integers(-(2**41), 2**41, (5, 200))
+    rows = np.random.default_rng(0).integers(-(2**41), 2**41, (5, 200))
     replies = [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
     arrays, _, count = summed(terms, {}, replies)
     assert (arrays["sums"] == rows.sum(0)).all()
@@ -84,34 +83,16 @@ def test_whole_numbers_that_would_wrap_are_refused(sent, reply):
     )
 
 
-def test_updates_are_averaged_as_they_are():
-    terms = replace(TERMS, replies="update")
-    replies = [({"g": np.full(3, v)}, {"num-examples": n}) for v, n in ((1.0, 1), (4.0, 2))]
-    np.testing.assert_allclose(summed(terms, {}, replies)[0]["g"], 3.0, rtol=1e-6)
-
-
-def test_other_arrays_than_were_sent_are_refused():
-    arrays, metrics = reply(1, 10)
-    for call, message in (
-        (
-            lambda: to_vector(TERMS, SENT, arrays | {"w": np.ones(5)}, metrics),
-            "other names or shapes",
-        ),
-        (
-            lambda: to_vector(TERMS, SENT, arrays, {"num-examples": 0}),
-            "above 0 and at most max-weight",
-        ),
-        (
-            lambda: to_vector(
-                replace(TERMS, replies="update"),
-                {},
-                {"z": np.ones(2, complex)},
-                {"num-examples": 1},
-            ),
-            "take real numbers",
-        ),
-    ):
-        refused(call, message)
+@pytest.mark.parametrize(
+    ("terms", "arrays", "count", "why"),
+    [
+        (TERMS, SENT | {"w": np.ones(5)}, 10, "other names or shapes"),
+        (TERMS, SENT, 0, "above 0 and at most max-weight"),
+        (replace(TERMS, replies="update"), {"z": np.ones(2, complex)}, 1, "take real numbers"),
+    ],
+)
+def test_other_arrays_than_were_sent_are_refused(terms, arrays, count, why):
+    refused(lambda: to_vector(terms, SENT, arrays, {"num-examples": count}), why)
 
 
 CLIPPED = replace(TERMS, weighted=False, max_norm=1.0, clip=True)
@@ -170,18 +151,18 @@ def test_all_of_a_message_is_in_the_digest():
     found = content_digest("train", "1", content, TERMS)
     assert found == content_digest("train", "1", dict(content), TERMS)
     for other in (
-        {"config": ConfigRecord({"round": 2, "rate": 0.1})},
-        {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
-        {"config": MetricRecord({"round": 1, "rate": 0.1})},
-        {"other": ConfigRecord({"round": 1, "rate": 0.1})},
-        {"arrays": to_record(["b", "a"], [second, first])},
-        {"arrays": to_record(["a", "b"], [second, first])},
-        {"True": ConfigRecord()},
+        ("train", "1", content | {"config": ConfigRecord({"round": 2, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"config": ConfigRecord({"round": 1.0, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"config": MetricRecord({"round": 1, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"other": ConfigRecord({"round": 1, "rate": 0.1})}, TERMS),
+        ("train", "1", content | {"arrays": to_record(["b", "a"], [second, first])}, TERMS),
+        ("train", "1", content | {"arrays": to_record(["a", "b"], [second, first])}, TERMS),
+        ("train", "1", content | {"True": ConfigRecord()}, TERMS),
+        ("train", "1", content, replace(TERMS, bound=8.0)),
+        ("train.other", "1", content, TERMS),
+        ("train", "2", content, TERMS),
     ):
-        assert found != content_digest("train", "1", {**content, **other}, TERMS)
-    assert found != content_digest("train", "1", content, replace(TERMS, bound=8.0))
-    assert found != content_digest("train.other", "1", content, TERMS)
-    assert found != content_digest("train", "2", content, TERMS)
+        assert found != content_digest(*other)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])

@@ -29,7 +29,7 @@ def test_closed_forms():
     assert frechet_distance(a[:, :1], 3 * a[:, :1]) == pytest.approx(
         4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1))
     )
-    few = features(2, 3)  # covariances without full rank
-    assert np.isfinite(frechet_distance(few, a))
+    # covariances without full rank
+    assert np.isfinite(frechet_distance(features(2, 3), a))
     with pytest.raises(ValueError, match="1 and 50 samples"):
         frechet_distance(a[:1], a)
