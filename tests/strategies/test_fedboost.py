@@ -2,25 +2,23 @@
 saved state.
 """
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from fedapps.clients import MessageStore, to_client_app
 from fedapps.clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid
 from fedapps.strategies.aflboost import AFLBoost, AFLBoostOptions
 from fedapps.strategies.fedboost import FedBoost, FedBoostOptions
 from tests.ensembles import Frequencies, Tables
-from tests.helpers import play, simulate
+from tests.helpers import play, refused
 
 
-def run(strategy, clients, rounds, grid=None, **options):
-    app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
-    grid = ClientGrid(grid(app, len(clients)) if grid else InlineGrid(app, len(clients)), **options)
-    return simulate(
-        strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0
-    )
+def run(strategy, clients, rounds):
+    client, start = lambda i: FedBoostClient(clients[i]), {"alpha": strategy.alpha}
+    return play(strategy, client, len(clients), start, rounds, evaluate_every=0)
 
 
 TWO = Tables([[0.9, 0.1], [0.2, 0.8]])
@@ -45,18 +43,17 @@ def test_sampled_predictors_approach_the_optimum_too():
     library = Tables(rng.dirichlet(np.full(6, 0.3), 5) * 0.95 + 0.05 / 6)
     truth = np.array([0.4, 0.3, 0.2, 0.05, 0.05])
     client = Frequencies(truth @ library.tables)
-    losses = {}
+    alphas = [truth, np.full(5, 0.2)]
     for sampling in ("none", "uniform"):
-        strategy = FedBoost(
-            library, FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled")
-        )
-        run(strategy, [client], 800)
-        losses[sampling] = client.score({"table": library.tables}, strategy.alpha)["loss"]
-    best = client.score({"table": library.tables}, truth)["loss"]
-    uniform = client.score({"table": library.tables}, np.full(5, 0.2))["loss"]
-    assert best < losses["none"] < uniform
-    assert losses["none"] - best < 0.1 * (uniform - best)
-    assert losses["uniform"] < 0.5 * (uniform + best)
+        options = FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled")
+        run(strategy := FedBoost(library, options), [client], 800)
+        alphas.append(strategy.alpha)
+    best, uniform, with_all, with_some = (
+        client.score({"table": library.tables}, alpha)["loss"] for alpha in alphas
+    )
+    assert best < with_all < uniform
+    assert with_all - best < 0.1 * (uniform - best)
+    assert with_some < 0.5 * (uniform + best)
 
 
 def test_aflboost_reaches_the_saddle_point():
@@ -86,12 +83,10 @@ def test_nothing_in_a_message_grows_with_the_library():
 
 
 def test_repeats_are_fresh_draws_before_one_step():
-    strategy = FedBoost(
-        Tables(np.full((50, 4), 0.25)), FedBoostOptions(budget=5, sampling="uniform", repeats=3)
-    )
+    options = FedBoostOptions(budget=5, sampling="uniform", repeats=3)
+    strategy = FedBoost(Tables(np.full((50, 4), 0.25)), options)
     run(strategy, [Frequencies(np.full(4, 0.25))] * 2, 1)
-    draws = [tuple(ids) for ids, _ in strategy._draws]
-    assert len(set(draws)) == 3
+    assert len({tuple(ids) for ids, _ in strategy._draws}) == 3
     assert strategy.steps == 1
 
 
@@ -106,41 +101,27 @@ def test_a_gradient_of_the_wrong_length_is_skipped():
     assert strategy.alpha[0] == pytest.approx(1.0, abs=0.05)  # only the second client counts
 
 
-def cached_run(cache, clients_per_round=2, lose=None):
+def cached_run(cache, sampled=2, lose=lambda context: None):
     """Return alpha and bytes down of 30 rounds over three clients that keep ``cache``
     predictors.
     """
     rng = np.random.default_rng(3)
     library = Tables(rng.dirichlet(np.ones(400), 12))
-    strategy = FedBoost(
-        library, FedBoostOptions(budget=6, sampling="uniform", step=0.05, cache=cache), seed=1
-    )
+    options = FedBoostOptions(budget=6, sampling="uniform", step=0.05, cache=cache)
+    strategy = FedBoost(library, options, seed=1)
     data = [Frequencies(rng.dirichlet(np.ones(400)), n) for n in (5, 9, 2)]
 
     def client(context):
-        if lose and context.node_config["partition-id"] == 1:
+        number = context.node_config["partition-id"]
+        if number == 1:
             lose(context)
-        return FedBoostClient(
-            data[context.node_config["partition-id"]], MessageStore(context.state)
-        )
+        return FedBoostClient(data[number], MessageStore(context.state))
 
-    rounds = []
-    grid = ClientGrid(InlineGrid(to_client_app(client), 3), clients_per_round=clients_per_round)
-    simulate(
-        strategy,
-        None,
-        3,
-        {"alpha": strategy.alpha},
-        30,
-        grid=grid,
-        evaluate_every=0,
-        callbacks=[rounds.append],
-    )
-    return (
-        strategy.alpha,
-        sum(r.trained.bytes_down for r in rounds),
-        [f for r in rounds for f in r.failures],
-    )
+    inner, on = lambda *_: InlineGrid(to_client_app(client), 3), {"clients_per_round": sampled}
+    start = {"alpha": strategy.alpha}
+    rounds = play(strategy, None, 3, start, 30, inner=inner, on=on, evaluate_every=0).seen
+    down = sum(now.trained.bytes_down for now in rounds)
+    return strategy.alpha, down, [failure for now in rounds for failure in now.failures]
 
 
 @pytest.mark.parametrize("cache", [3, 8, 12])
@@ -153,22 +134,34 @@ def test_a_cache_changes_bytes_and_nothing_else(cache):
 
 
 def test_a_client_that_lost_its_cache_is_sent_everything_again():
-    calls = []
+    calls = count(1)
 
     def lose(context):
-        calls.append(1)
-        if len(calls) == 12:
+        if next(calls) == 12:
             context.state.clear()
 
-    _, _, failures = cached_run(12, clients_per_round=3, lose=lose)
+    _, _, failures = cached_run(12, 3, lose)
     assert [(f.client, "the predictor cache was lost" in f.reason) for f in failures] == [(1, True)]
 
 
 def test_a_budget_above_the_library():
-    with pytest.raises(
-        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1 to 2"
-    ):
-        FedBoost(TWO, FedBoostOptions(budget=3))
+    said = "budget = 3, but the library holds 2 predictors: choose 1 to 2"
+    refused(lambda: FedBoost(TWO, FedBoostOptions(budget=3)), said)
+
+
+class Trains(Frequencies):
+    """Sends its own frequencies, or another table, as a predictor."""
+
+    def __init__(self, frequencies, num_examples=10, table=None):
+        super().__init__(frequencies, num_examples)
+        self.table = self.frequencies if table is None else table
+
+    def train_predictor(self, config):
+        return {"table": self.table}
+
+
+def of_clients(**options):
+    return FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(**options))
 
 
 @pytest.mark.slow
@@ -177,46 +170,29 @@ def test_clients_can_send_the_predictors():
     their pooled outcomes exactly.
     """
 
-    class Trains(Frequencies):
-        def train_predictor(self, config):
-            return {"table": self.frequencies}
-
     tables = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
     clients = [Trains(table, n) for table, n in zip(tables, (50, 30, 20), strict=True)]
-    strategy = FedBoost(
-        lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3, sampling="none", step=0.2)
-    )
+    strategy = of_clients(budget=3, sampling="none", step=0.2)
     run(strategy, clients, 1)
     np.testing.assert_allclose(strategy.library.tables, tables)
     assert strategy.steps == 0
     run(strategy, clients, 1500)
     np.testing.assert_allclose(strategy.alpha, [0.5, 0.3, 0.2], atol=0.01)
-    again = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3))
+    again = of_clients(budget=3)
     again.load_state_dict(strategy.state_dict())
     np.testing.assert_allclose(again.library.tables, tables)
 
 
 def test_fewer_predictors_than_the_budget_are_all_sent():
-    class Trains(Frequencies):
-        def train_predictor(self, config):
-            return {"table": self.frequencies}
-
-    strategy = FedBoost(
-        lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=30, sampling="uniform")
-    )
+    strategy = of_clients(budget=30, sampling="uniform")
     run(strategy, [Trains([0.5, 0.5]), Trains([0.9, 0.1])], 3)
-    assert strategy.budget == 2
-    assert strategy.steps == 2
+    assert strategy.budget == strategy.steps == 2
 
 
 @pytest.mark.parametrize("other", [np.full(4, 0.25), np.full(3, 0.4), np.array([1.1, -0.1, 0.0])])
 def test_a_predictor_of_another_shape_or_no_density_is_skipped(other):
-    class Trains(Frequencies):
-        def train_predictor(self, config):
-            return {"table": np.full(3, 0.25) if self.num_examples == 10 else other}
-
-    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=2))
-    run(strategy, [Trains([1, 0, 0]), Trains([1, 0, 0], 11), Trains([0, 1, 0])], 1)
+    tables = [np.full(3, 0.25), other, np.full(3, 0.25)]
+    run(strategy := of_clients(budget=2), [Trains([1, 0, 0], table=table) for table in tables], 1)
     assert strategy.library.q == 2
 
 
@@ -224,32 +200,20 @@ def test_the_sent_weights_are_unbiased_and_the_output_is_the_running_average():
     """The sent weights are alpha_k / gamma_k; alpha^A is the mean of alpha_1 to
     alpha_T.
     """
-    sent, alphas = [], []
-    rng = np.random.default_rng(1)
+    rng, alphas = np.random.default_rng(1), []
     library = Tables(rng.dirichlet(np.ones(5), 6))
     strategy = FedBoost(library, FedBoostOptions(budget=3, sampling="uniform", step=0.1))
 
     class Spy(FedBoostClient):
         def fit(self, parameters, config):
             ids, alpha, table = parameters
-            sent.append((ids, alpha, table, strategy.alpha.copy()))
+            np.testing.assert_allclose(alpha, strategy.alpha[ids] / 0.5)
+            np.testing.assert_array_equal(table, library.tables[ids])
+            alphas.append(strategy.alpha.copy())
             return super().fit(parameters, config)
 
-    app = to_client_app(lambda c: Spy(Frequencies(rng.dirichlet(np.ones(5)))))
-    alphas.append(strategy.alpha.copy())
-    remember = lambda now: alphas.append(strategy.alpha.copy())
-    grid = ClientGrid(InlineGrid(app, 1))
-    simulate(
-        strategy,
-        None,
-        1,
-        {"alpha": strategy.alpha},
-        20,
-        grid=grid,
-        evaluate_every=0,
-        callbacks=[remember],
-    )
-    for ids, alpha, table, now in sent:
-        np.testing.assert_allclose(alpha, now[ids] / 0.5)
-        np.testing.assert_array_equal(table, library.tables[ids])
-    np.testing.assert_allclose(strategy.average, np.mean(alphas[:20], axis=0))
+    client = lambda i: Spy(Frequencies(rng.dirichlet(np.ones(5))))
+    result = play(strategy, client, 1, {"alpha": strategy.alpha}, 20, evaluate_every=0)
+    assert not any(now.failures for now in result.seen)
+    assert len(alphas) == 20
+    np.testing.assert_allclose(strategy.average, np.mean(alphas, axis=0))
