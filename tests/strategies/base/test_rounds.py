@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 
 from fedapps.strategies import FedAvg
 from fedapps.strategies.base.exchange import Exchange, Failure
@@ -13,11 +14,8 @@ def test_evaluation_every_k_rounds_and_at_the_end():
     result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=3)
     assert list(result.evaluate_metrics_clientapp) == [3, 6, 7]
     assert result.evaluate_metrics_clientapp[3]["loss"] == 3.0  # of the model after that round
-    assert list(
-        simulate(
-            FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0
-        ).evaluate_metrics_clientapp
-    ) == [7]
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0)
+    assert list(result.evaluate_metrics_clientapp) == [7]
 
 
 def test_rounds_may_start_late():
@@ -52,19 +50,11 @@ def test_should_stop_is_asked_after_each_round_with_the_result_so_far():
 
 
 def test_server_evaluation():
-    from flwr.app import MetricRecord
-
-    score = {
-        "evaluate_fn": lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})
-    }
-    result = simulate(
-        FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, evaluate_every=2, **score
-    )
-    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {
-        0: 0.0,
-        2: 2.0,
-        4: 4.0,
-    }
+    score = lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})
+    options = {"evaluate_every": 2, "evaluate_fn": score}
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, **options)
+    scores = {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()}
+    assert scores == {0: 0.0, 2: 2.0, 4: 4.0}
 
 
 @pytest.mark.parametrize(
