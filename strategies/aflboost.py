@@ -67,8 +67,7 @@ class AFLBoost(FedBoost):
     def meet(self, grid: Grid) -> None:
         """Initialise lambda uniformly; a domain that joins later starts at the mean."""
         self._names = clients_of(grid)
-        known = list(self._names.values())
-        new = [client for client in known if client not in self.domains]
+        new = [client for client in self._names.values() if client not in self.domains]
         if new:
             for name in ("lambda_", "lambda_average"):
                 old: Floats = getattr(self, name)
@@ -106,12 +105,11 @@ class AFLBoost(FedBoost):
         """Return FedBoost's state, lambda, its running average and the domains in
         order.
         """
-        domains = pack_ids(self.domains)
         return {
             **super().state_dict(),
             "lambda": self.lambda_,
             "lambda-average": self.lambda_average,
-            "domains": domains,
+            "domains": pack_ids(self.domains),
             "loss-scale": np.array(self.loss_scale),
         }
 
