@@ -83,8 +83,7 @@ class AFLBoost(FedBoost):
         make an ascent step of lambda.
         """
         places = [self.domains.index(self._names[reply.node]) for reply in replies]
-        seen = sorted(set(places))
-        scale = len(self.domains) / len(seen)
+        scale = len(self.domains) / len(set(places))
         counts = np.bincount(places, minlength=len(self.domains))
         shares = [float(self.lambda_[k]) * scale / counts[k] for k in places]
         losses = np.zeros(len(self.domains))

@@ -118,8 +118,7 @@ class Federation:
 
     def values(self, strategy, rounds, x):
         """Return the values at the points x of the function after a run."""
-        result = self.run(strategy, rounds, evaluate_every=0)
-        function = Additive.from_arrays(arrays_of(result))
+        function = Additive.from_arrays(arrays_of(self.run(strategy, rounds, evaluate_every=0)))
         return values_at(function, x, self.outputs, self.oracle.predict)
 
     def kept(self, number):

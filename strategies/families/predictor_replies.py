@@ -116,8 +116,7 @@ def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
         if isinstance(record, ConfigRecord)
     ]
     names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
-    values = values_in(content)
-    return dict(zip(names, values, strict=False))
+    return dict(zip(names, values_in(content), strict=False))
 
 
 def _is_density(row: Mapping[str, NDArray[Any]]) -> bool:

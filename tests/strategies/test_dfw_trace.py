@@ -37,8 +37,7 @@ class Distance:
 
 
 def problems(domain, n=6, seed=0):
-    rng = np.random.default_rng(seed)
-    targets = rng.normal(size=(n, *domain.shape))
+    targets = np.random.default_rng(seed).normal(size=(n, *domain.shape))
     if isinstance(domain, Spectrahedron):
         targets = targets + targets.transpose(0, 2, 1)
     return [Distance(target) for target in targets]

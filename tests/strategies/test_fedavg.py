@@ -23,8 +23,7 @@ def test_average_by_hand():
     result = simulate(
         FedAvg(), lambda i, _: EchoClient(shifts[i], sizes[i]), 3, START, num_rounds=2
     )
-    per_round = (1 + 4 + 6) / 4
-    np.testing.assert_allclose(arrays_of(result)["w"], 2 * per_round)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2 * ((1 + 4 + 6) / 4))
     assert arrays_of(result)["n"].dtype == np.int64  # a counter stays a counter
     assert list(arrays_of(result)) == ["w", "n"]  # names survive the trip through NumPyClient
 
@@ -67,8 +66,7 @@ class Lossy(LossyClient):
 def test_a_mask_travels_as_it_is_and_spoils_nothing_beside_it(name):
     bound = UpdateBound(100.0, "clip") if name == "clipped" else UpdateBound(max_relative_update=3)
     client = lambda i: Lossy([1.0, 2.0, 3.0, 2.0][i], 1.0, 10)
-    config = {"learning-rate": 1.0}
-    result = play(MIX[name](), client, 4, MASKED, 2, config, on={"bound": bound})
+    result = play(MIX[name](), client, 4, MASKED, 2, {"learning-rate": 1.0}, on={"bound": bound})
     assert not any(now.failures for now in result.seen)
     assert np.array_equal(arrays_of(result)["mask"], MASK)
     assert np.isfinite(arrays_of(result)["w"]).all()

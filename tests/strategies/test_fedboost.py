@@ -37,25 +37,6 @@ def test_two_predictors_reach_the_closed_form_optimum(mirror):
     assert strategy.alpha.sum() == pytest.approx(1)
 
 
-@pytest.mark.slow
-def test_sampled_predictors_approach_the_optimum_too():
-    rng = np.random.default_rng(0)
-    library = Tables(rng.dirichlet(np.full(6, 0.3), 5) * 0.95 + 0.05 / 6)
-    truth = np.array([0.4, 0.3, 0.2, 0.05, 0.05])
-    client = Frequencies(truth @ library.tables)
-    alphas = [truth, np.full(5, 0.2)]
-    for sampling in ("none", "uniform"):
-        options = FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled")
-        run(strategy := FedBoost(library, options), [client], 800)
-        alphas.append(strategy.alpha)
-    best, uniform, with_all, with_some = (
-        client.score({"table": library.tables}, alpha)["loss"] for alpha in alphas
-    )
-    assert best < with_all < uniform
-    assert with_all - best < 0.1 * (uniform - best)
-    assert with_some < 0.5 * (uniform + best)
-
-
 def test_aflboost_reaches_the_saddle_point():
     """Two domains, pure outcomes 0 and 1, two predictors: the worst loss is least where
     both losses are equal.

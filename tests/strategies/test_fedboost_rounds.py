@@ -91,8 +91,7 @@ def test_the_weights_of_equal_predictors_do_not_change(gradient, sampling, mirro
 
 def test_with_the_papers_gradient_every_drawn_predictor_gains_weight():
     strategy = FedBoost(SAME, FedBoostOptions(budget=3, step=0.5, centred=False))
-    sent = play(strategy, CLIENTS[:1])
-    drawn = np.isin(np.arange(6), sent[0][2])
+    drawn = np.isin(np.arange(6), play(strategy, CLIENTS[:1])[0][2])
     assert 0 < drawn.sum() < 6
     assert strategy.alpha[drawn].min() > 1 / 6 > strategy.alpha[~drawn].max()
 

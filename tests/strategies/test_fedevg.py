@@ -159,8 +159,7 @@ def test_two_rounds_by_hand():
     x = strategy.first_arrays()["x"]
     for number, beta in ((1, 0.5), (2, 0.1)):
         rng = generator(3, "server noise", server_round=number)
-        noise = rng.standard_normal(x.shape, np.float32)
-        x = np.clip(x - beta * gradient + 0.2 * noise, 0, 1)
+        x = np.clip(x - beta * gradient + 0.2 * rng.standard_normal(x.shape, np.float32), 0, 1)
     np.testing.assert_allclose(got, x, atol=1e-6)
 
 
@@ -197,8 +196,7 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
     for lie in ((50, -1e5), (1, -3.0)):
         clients = [Signals(1, 1.0), Signals(1, 1.5), Signals(*lie)]
         strategy = evg(FedEvgOptions(beta_first=0.1, beta_last=0.1, delta=0.0))
-        result = run(strategy, lambda i, _, clients=clients: clients[i], rounds=1)
-        x[lie] = arrays_of(result)["x"]
+        x[lie] = arrays_of(run(strategy, lambda i, _, clients=clients: clients[i], rounds=1))["x"]
     start = strategy.first_arrays()["x"]
     np.testing.assert_allclose(
         x[50, -1e5], np.clip(start - 0.1 * (1 + 1.5 - 3) / 3, 0, 1), atol=1e-6
@@ -208,8 +206,7 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
 
 def test_low_is_the_end_of_the_range():
     strategy = evg(FedEvgOptions(beta_first=100.0, low=-1.0))
-    result = run(strategy, lambda i, _: Signals(0, 1.0), rounds=1)
-    assert (arrays_of(result)["x"] == -1.0).all()
+    assert (arrays_of(run(strategy, lambda i, _: Signals(0, 1.0), rounds=1))["x"] == -1.0).all()
 
 
 @pytest.mark.parametrize(
@@ -332,8 +329,7 @@ def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):
         "fedapps.clients.fedcgan._loss",
         lambda net, x, y, real: classified.append((x, y)) or 0 * x.sum() + 0 * count_grad(net),
     )
-    client = FedCGANClient(net, model_fn, images(0), 0)
-    client.train({**TRAIN, "server-round": 1})
+    FedCGANClient(net, model_fn, images(0), 0).train({**TRAIN, "server-round": 1})
     # those without texture
     fakes = [(x, y) for x, y in classified if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]
     assert len(fakes) == 2 * len(made) > 0

@@ -215,8 +215,7 @@ def test_more_rows_than_num_examples_do_not_count():
     """A client that multiplies its sums weighs as much as before, to the bit."""
 
     def boast(number, server_round, reply):
-        many = [reply[0][0].astype(np.int64) * 10**6]
-        return (many, *reply[1:]) if number == 1 else reply
+        return ([reply[0][0].astype(np.int64) * 10**6], *reply[1:]) if number == 1 else reply
 
     same(Federation(three(300), boast).run(8), replayed(three(300), 8, [[0, 1, 2]] * 8))
 

@@ -56,8 +56,7 @@ def test_a_missing_number_of_rounds_is_said_once_with_the_line_to_add(make, capl
 
 def test_the_number_of_rounds_need_not_be_said_twice(caplog):
     """Sent with the training, it holds for the evaluation."""
-    config = ConfigRecord({"num-rounds": ROUNDS})
-    sent_in(SuPerFed(), Strategy.start, train_config=config)
+    sent_in(SuPerFed(), Strategy.start, train_config=ConfigRecord({"num-rounds": ROUNDS}))
     assert LINE not in caplog.text
     # and it is still heard who does the client half
     assert "do not acknowledge its client half" in caplog.text

@@ -214,8 +214,7 @@ def test_who_would_break_off_after_the_deadline_answers_in_part():
 
 
 def test_times_of_a_run_repeat_its_shares():
-    rng = np.random.default_rng(0)
-    clients = [Walks(int(n)) for n in rng.integers(5, 30, 8)]
+    clients = [Walks(int(n)) for n in np.random.default_rng(0).integers(5, 30, 8)]
     fleet = Fleet(FleetOptions(speed="log-normal", sample_seconds=0.05, jitter=0.5))
     work = lambda question, client: clients[client].samples * 4.0
     given = {"rounds": 4, "batch-size": 3}

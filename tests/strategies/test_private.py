@@ -142,8 +142,7 @@ def test_no_client_decides_whose_update_counts(name, told, bound):
     def total(fifth):
         def make(i):
             kind = that_fails(EchoClient) if i == 4 and fifth is None else EchoClient
-            metrics = {name: told[i] if i < 4 else fifth}
-            return kind(100.0 if i < 2 else -100.0, metrics=metrics)
+            return kind(100.0 if i < 2 else -100.0, metrics={name: told[i] if i < 4 else fifth})
 
         return summed(play(private(FedAvg(), 1.0), make, 5, START, on={"bound": bound}), 5)
 

@@ -118,8 +118,7 @@ def test_the_budget_ends_the_run_and_a_failed_round_counts():
 @pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (0, False), (None, False)])
 def test_a_site_can_demand_noise(noise, fits):
     """Client 0 does, so it is in no sum with less noise, and in none in the clear."""
-    app = SecureApp(app_of(lambda i: EchoClient(0.5)).app, lambda context: False)
-    base = InlineGrid(app, 5)
+    base = InlineGrid(SecureApp(app_of(lambda i: EchoClient(0.5)).app, lambda context: False), 5)
     base.contexts[1000].node_config["secure-noise"] = "1.0"
     strategy = private(noise=noise) if noise else FedAvg()
     options = None if noise is None else ON

@@ -79,8 +79,7 @@ def test_the_model_is_that_of_the_plain_run(make):
 
 
 def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
-    options = SecureOptions(on=True, consistency=False)
-    _, inner, result = run(FedAvg(), rounds=2, options=options)
+    _, inner, result = run(FedAvg(), rounds=2, options=SecureOptions(on=True, consistency=False))
     assert inner.steps == ["hello", "offer", *["train", "reveal"] * 2]
     assert result.grid.grid.travel.messages > 0
 
@@ -108,8 +107,7 @@ def test_clients_without_enough_neighbours_leave_until_all_have_enough():
     graph |= {"x": ["a", "b", "w", "y"], "y": ["a", "v", "w", "x"]}
     offers = {name: Offer(name, *[b""] * 4) for name in "abcdexy"}
     now = Prepared(Session(bytes(16), 1, 0, False, 0, 9), {}, {}, graph, offers)
-    sessions = Sessions(None, Protocol(degree=4, consistency=False))
-    assert sessions.members(now) == list("abcde")
+    assert Sessions(None, Protocol(degree=4, consistency=False)).members(now) == list("abcde")
 
 
 def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):

@@ -145,8 +145,7 @@ def test_the_mask_of_a_client_that_is_gone_needs_no_share_that_it_altered():
     lost = lambda step, _, place: step == "train" and place == 2
     heard = answering(offer=flipped("sealed", 3))
     result = summed(Losing(InlineGrid(app_of(), 6), lost, heard=heard), num_clients=6)
-    found = arrays_of(result)["v"]
-    np.testing.assert_allclose(found, mean_of([0, 1, 3, 4, 5], "v"), rtol=1e-6)
+    np.testing.assert_allclose(arrays_of(result)["v"], mean_of([0, 1, 3, 4, 5], "v"), rtol=1e-6)
 
 
 def test_one_lie_costs_one_round_and_not_the_model():

@@ -148,8 +148,7 @@ def test_flowers_own_loop_hears_too(caplog):
     wrapper = flower.DifferentialPrivacyServerSideFixedClipping(PropFair(FedProx()), 0.1, 1.0, 3)
     start = ArrayRecord(small_net(0).state_dict())
     wrapper.start(InlineGrid(app_of(FedAvgClient), 3), start, 2, train_config=ConfigRecord(CONFIG))
-    said = sorted(line.split(":")[0] for line in half_warnings(caplog))
-    assert said == ["FedProx", "PropFair"]
+    assert sorted(line.split(":")[0] for line in half_warnings(caplog)) == ["FedProx", "PropFair"]
 
 
 def test_every_class_with_a_client_half_has_the_clients_that_the_message_names():

@@ -85,8 +85,7 @@ def test_a_new_client_that_returns_at_another_node_is_still_new():
     clients = ClientGrid(grid, seed=3, num_new=1)
     clients.wait()
     (new,) = clients.new_clients
-    node = FIRST_NODE + new
-    grid.gone = frozenset({node})
+    grid.gone = frozenset({FIRST_NODE + new})
     assert clients.newcomers() == {}
     assert len(clients.get_node_ids()) == 3
     other = FIRST_NODE + (new + 1) % 4  # whose node now says that it is the new one

@@ -64,8 +64,7 @@ def mean_learner(position, shape, clients=4):
 
 
 def test_a_round_of_ffgb_distill_is_the_papers_equation():
-    options = FFGBDistillOptions(step=2.0, mu=0.1, **EXACT)
-    strategy = FFGBDistill(distiller(), options)
+    strategy = FFGBDistill(distiller(), FFGBDistillOptions(step=2.0, mu=0.1, **EXACT))
     result = simulate(strategy, lambda i, _: Learner(i), 4, START, 1)
     for position, (name, array) in enumerate(arrays_of(result).items()):
         # uniform, whatever num-examples
@@ -168,8 +167,7 @@ BLOBS = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
 
 
 def blob_distiller():
-    x = torch.cat([blobs(i).train.x for i in range(3)])
-    return Distiller(small_net(0), x)
+    return Distiller(small_net(0), torch.cat([blobs(i).train.x for i in range(3)]))
 
 
 def test_a_diverged_learner_is_skipped_and_its_client_named():
@@ -204,8 +202,7 @@ def test_boosting_learns_what_no_client_could():
         distill_learning_rate=0.01,
     )
     strategy = FFGBDistill(Distiller(small_net(0), whole.train.x), options)
-    result = simulate(strategy, client, 3, BLOBS, 2)
-    assert result.evaluate_metrics_clientapp[2]["accuracy"] > 0.9
+    assert simulate(strategy, client, 3, BLOBS, 2).evaluate_metrics_clientapp[2]["accuracy"] > 0.9
 
 
 def test_the_options_of_the_fit_reach_it(monkeypatch):

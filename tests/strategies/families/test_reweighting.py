@@ -225,8 +225,7 @@ def test_a_weight_of_zero_breaks_no_average():
 
 
 def test_a_strategy_that_refuses_clients_without_examples_gets_none():
-    strict = FromScratch(**FREE)
-    result = simulate(AFL(strict, AFLOptions(1.0)), client, 3, START, 1)
+    result = simulate(AFL(FromScratch(**FREE), AFLOptions(1.0)), client, 3, START, 1)
     np.testing.assert_array_equal(arrays_of(result)["w"], np.float32([6, 6]))
 
 
@@ -279,8 +278,7 @@ def weights_over_rounds(strategy, loss, rounds, away=lambda number: (), per_roun
         seen.append(dict(strategy.last_weights))
         grid.away = away(now.number + 1)
 
-    here = 6 - len(grid.away)
-    outer = ClientGrid(grid, seed=3, clients_per_round=per_round, num_clients=here)
+    outer = ClientGrid(grid, seed=3, clients_per_round=per_round, num_clients=6 - len(grid.away))
     options = {"evaluate_every": 0, "callbacks": [note]}
     simulate(strategy, None, 6, START, rounds, grid=outer, **options)
     return seen
