@@ -43,8 +43,8 @@ def root(x, means, n):
     return {"test-rmse": float(np.sqrt(means["test-squared-error"] / means["test-observations"]))}
 
 
-def run(strategy, kind, rounds, n=5, problems=None, **options):
-    world = World(BALL, problems or parts(n), kind, fail=options.pop("fail", None))
+def run(strategy, kind, rounds, n=5, problems=None, fail=None, **options):
+    world = World(BALL, problems or parts(n), kind, fail)
     _, result = world.run(strategy, rounds, **options)
     return result, world
 

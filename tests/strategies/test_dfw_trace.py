@@ -65,10 +65,10 @@ SETTINGS = {
 }
 
 
-def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
-    world = World(
-        domain, parts, kind, fail=options.pop("fail", None), late=options.pop("late", False)
-    )
+def run(
+    domain, parts, rounds, strategy=None, kind=DFWTraceClient, fail=None, late=False, **options
+):
+    world = World(domain, parts, kind, fail, late)
     strategy = strategy or DFWTrace(domain)
     x, result = world.run(strategy, rounds, **options)
     return x, strategy, world, result
@@ -170,9 +170,9 @@ def test_only_sums_of_the_replies_are_used():
 def test_a_client_sends_a_vector_and_never_a_gradient():
     class Listening(DFWTraceClient):
         def fit(self, parameters, config):
-            arrays, n, metrics = super().fit(parameters, config)
+            arrays, *rest = super().fit(parameters, config)
             sent.append((config.get("phase"), [a.shape for a in arrays]))
-            return arrays, n, metrics
+            return arrays, *rest
 
     sent = []
     _, _, _, result = run(BALL, problems(BALL), 8, kind=Listening, evaluate_every=4)

@@ -10,7 +10,7 @@ import torch
 
 from fedapps.algorithms.boosting.additive import Additive
 from fedapps.algorithms.boosting.additive_values import values_at
-from fedapps.algorithms.boosting.functional import LOSSES, coded
+from fedapps.algorithms.boosting.functional import LOSSES
 from fedapps.algorithms.boosting.regression import FitOptions
 from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 from fedapps.clients import FFGBClient
@@ -161,16 +161,6 @@ def test_ffgb_c_is_the_recursion_with_both_clips(bound, which):
     torch.testing.assert_close(values, recursion(OVERLAPPING, 0.3, 4, 3 * bound, bound))
     others = (9.0, bound) if which == "learners" else (3 * bound, 9.0)
     assert (values - recursion(OVERLAPPING, 0.3, 4, *others)).abs().max() > 0.03
-
-
-def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
-    data = points(list(range(6)), [0, 1, 2, 0, 1, 1])
-    strategy = FFGB(FFGBOptions(local_steps=2, mu=0.05, eta_0=4.0))
-    values = Federation([data], Table(6), 3).values(strategy, 12, data.train.x)
-    g = torch.zeros(6, 3)
-    for step in range(24):
-        g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
-    np.testing.assert_allclose(values, g, rtol=1e-5, atol=1e-6)
 
 
 # --- the theorems, on toys ------------------------------------------------------------
@@ -374,11 +364,3 @@ def test_ffgb_ls_target_is_one_function_of_which_the_oracle_sees_values_too(resi
     for values, function in seen:
         torch.testing.assert_close(function, values, rtol=1e-4, atol=1e-4)
     assert torch.allclose(seen[1][0], seen[0][0]) != residual
-
-
-@pytest.mark.parametrize("variant", ["ffgb", "ffgb-c", "ffgb-l"])
-def test_every_variant_learns(variant):
-    test, datas = blobs(seed=9, n=300).train, [blobs(seed=k, n=100) for k in range(3)]
-    strategy = FFGB(FFGBOptions(local_steps=2), variant)
-    values = Federation(datas, RidgeOracle(), 3).values(strategy, 8, test.x)
-    assert np.mean((values.argmax(1) == test.y).numpy()) > 0.9

@@ -319,8 +319,7 @@ def test_updates_are_clipped_by_the_clients():
 
 def test_too_few_neighbours_for_the_clients_are_refused():
     few = SecureOptions(on=True, neighbours=4, consistency=False)
-    with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
-        run(FedAvg(), 7, options=few)
+    refused(lambda: run(FedAvg(), 7, options=few), r"neighbours = 4: with 7 clients, .* choose")
 
 
 CONTENT = RecordDict({"arrays": to_record(["v"], [START["v"]]), "config": ConfigRecord()})

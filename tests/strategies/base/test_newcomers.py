@@ -12,6 +12,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.strategies import ClientGrid, FedAvg
 from tests.helpers import EchoClient, arrays_of, play, refused
+from tests.strangers import Unruly
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -34,32 +35,18 @@ class Guest(EchoClient):
 class Meeting(FedAvg):
     """Notes whom it writes to."""
 
-    def __init__(self):
-        super().__init__()
-        self.met = set()
-
     def configure_train(self, server_round, arrays, config, grid):
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.met |= {message.metadata.dst_node_id - FIRST_NODE for message in messages} | set(
-            grid.clients.values()
-        )
+        self.met = {message.metadata.dst_node_id - FIRST_NODE for message in messages}
+        self.met |= set(grid.clients.values())
         return messages
-
-
-class Asking(InlineGrid):
-    """A grid that has to ask, some of whose nodes may be gone."""
-
-    gone: frozenset[int] = frozenset()
-
-    def get_node_ids(self):
-        return [node for node in self.contexts.nodes if node not in self.gone]
 
 
 numbered = partial(InlineGrid, numbered=True)
 ONE_NEW = {"num_new": 1}
 
 
-@pytest.mark.parametrize("kind", [Asking, numbered])
+@pytest.mark.parametrize("kind", [InlineGrid, numbered])
 def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
     strategy = Meeting()
     on = {"seed": 1, "num_new": 2}
@@ -81,11 +68,11 @@ def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
 
 
 def test_a_new_client_that_returns_at_another_node_is_still_new():
-    grid = Asking(to_client_app(lambda context: Guest(context.node_config["partition-id"])), 4)
+    grid = Unruly(to_client_app(lambda context: Guest(context.node_config["partition-id"])), 4)
     clients = ClientGrid(grid, seed=3, num_new=1)
     clients.wait()
     (new,) = clients.new_clients
-    grid.gone = frozenset({FIRST_NODE + new})
+    grid.on.remove(FIRST_NODE + new)
     assert clients.newcomers() == {}
     assert len(clients.get_node_ids()) == 3
     other = FIRST_NODE + (new + 1) % 4  # whose node now says that it is the new one

@@ -96,21 +96,6 @@ def test_a_client_takes_the_epochs_of_its_losses_shrunk_to_those_of_all(shift):
         assert loss == pytest.approx(client.evaluate(trained, config)[0], rel=1e-5)
 
 
-def test_the_choices_differ():
-    """Between clients and jobs, and from those by own losses alone, or by the sum: else
-    the exam above would not see it.
-    """
-    alone, together, found = [], [], []
-    for shift in (0.0, 1.0, -1):
-        curves, samples = curves_by_hand(run(shift=shift)[1], shift)
-        found.append(choices_by_hand(curves, samples))
-        alone.append([FINETUNE_EPOCHS[int(one.argmin())] for one in curves])
-        together.append([FINETUNE_EPOCHS[int((samples @ curves).argmin())]] * len(curves))
-    assert len({tuple(one) for one in found}) > 1
-    assert found not in (alone, together)
-    assert any(0 in one for one in found)
-
-
 def silent(*who):
     """Return clients of whom some do not answer the question."""
 
