@@ -75,4 +75,5 @@ def _moved(name: str, array: Array, old: Array, current: Array, factor: float) -
     if values.dtype.kind not in "fc":
         return array
     start = now if name.endswith(STATISTICS) else read(old)
-    return Array(*fields((now + factor * difference(values, start)).astype(values.dtype)))
+    moved = now + factor * difference(values, start)
+    return Array(*fields(moved.astype(values.dtype)))

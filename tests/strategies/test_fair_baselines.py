@@ -4,10 +4,9 @@ FedAvg, and fairness.
 
 import numpy as np
 import pytest
-import torch
 from flwr.serverapp import strategy as flower
 
-from fedapps.clients import ClientData, FedAvgClient, PropFairClient, Split
+from fedapps.clients import FedAvgClient, PropFairClient
 from fedapps.strategies import (
     AFL,
     TERM,
@@ -25,7 +24,7 @@ from fedapps.strategies import (
 )
 from tests.helpers import EchoClient, LossyClient, arrays_of, play, refused, simulate, that_fails
 from tests.quadratics import CONFIG as PLAIN
-from tests.quadratics import Scalar
+from tests.quadratics import quadratic
 
 START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
@@ -189,28 +188,14 @@ def test_fedmgdas_direction_raises_no_clients_loss_to_first_order():
 # --- all of them ----------------------------------------------------------------------
 
 
+# few clients are far from most
 TARGETS, SIZES = [0.0, 0.0, 1.0], [8, 8, 1]
-
-
-def quadratic(kind, i):
-    """Return a client of ``kind`` with the loss ``(w - t_i)^2 / 2`` on n_i samples: few
-    clients are far from most.
-    """
-
-    class Quadratic(kind):
-        def loss(self, x, y):
-            return ((self.model.w - TARGETS[i]) ** 2).sum() / 2
-
-        def evaluate(self, parameters, config):
-            return float(parameters[0][0]), 1, {}
-
-    data = Split(torch.zeros(SIZES[i], 1), torch.zeros(SIZES[i], dtype=torch.int64))
-    return Quadratic(lambda seed: Scalar(), ClientData(data, data, data), i)
 
 
 def solution(strategy, kind=FedAvgClient, rounds=40, rate=0.4):
     config = {**PLAIN, "learning-rate": rate, "local-epochs": 1}
-    start, client = {"w": np.float32([0.3])}, lambda i, _: quadratic(kind, i)
+    client = lambda i, _: quadratic(kind, i, None, [1.0] * 3, TARGETS, SIZES[i])
+    start = {"w": np.float32([0.3])}
     result = simulate(strategy, client, 3, start, rounds, config, evaluate_every=0)
     return float(arrays_of(result)["w"][0])
 
