@@ -120,10 +120,18 @@ def test_a_client_that_never_answers():
     assert [(f.client, f.reason) for f in now.failures] == [(1, "no answer within 7 s")]
 
 
-@pytest.mark.parametrize("simulation", [True, False])
-def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation):
-    """A SuperNode may send this code and these words as well: they cost its reply."""
-    gone = Error(ErrorCode.UNKNOWN, "ActorDiedError: the actor died unexpectedly")
+@pytest.mark.parametrize(
+    ("simulation", "code", "ends"),
+    [
+        (True, ErrorCode.UNKNOWN, True),
+        # a SuperNode may send this code and these words, and a client these words
+        (False, ErrorCode.UNKNOWN, False),
+        (True, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, False),
+    ],
+)
+def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation, code, ends):
+    """Otherwise it costs a reply."""
+    gone = Error(code, "ActorDiedError: the actor died unexpectedly")
     gives_up = lambda m, reply: Message(gone, reply_to=m) if asks(m, 1000) else reply
 
     class Dying(Unruly):
@@ -132,18 +140,9 @@ def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation):
 
     inner = lambda app, count: Dying(app, count, gives_up)
     died = pytest.raises(RuntimeError, match=r"worker process of client 0 died")
-    with died if simulation else nullcontext():
+    with died if ends else nullcontext():
         result = play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=inner)
         np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
-
-
-def test_a_client_that_says_so_is_not_a_dead_worker():
-    class Lies(EchoClient):
-        def fit(self, parameters, config):
-            raise RuntimeError("ActorDiedError: the actor died unexpectedly")
-
-    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0) if i else Lies(0), 2, START, 2)
-    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
 def test_a_wide_array_is_cast_to_the_models_type():
