@@ -66,12 +66,8 @@ class AAggFFOptions(FairOptions):
             check_bounds(self.c1, self.c2)
 
 
-class AAggFFS(Reweighting):
-    """AAggFF-S around ``strategy``: every connected client takes part in every round.
-
-    A client that fails in a round has no weight in it; its response is imputed by the
-    mean of the others, as (3.10) does for an unobserved response.
-    """
+class AAggFF(Reweighting):
+    """Base of AAggFF-S and AAggFF-D."""
 
     capabilities = BY_LOSSES
 
@@ -83,7 +79,16 @@ class AAggFFS(Reweighting):
             cap=self.options.cap,
             forget_after=self.options.forget_after,
         )
-        self.rule: OnlineNewtonStep | None = None
+
+
+class AAggFFS(AAggFF):
+    """AAggFF-S around ``strategy``: every connected client takes part in every round.
+
+    A client that fails in a round has no weight in it; its response is imputed by the
+    mean of the others, as (3.10) does for an unobserved response.
+    """
+
+    rule: OnlineNewtonStep | None
 
     def new_rule(self, count: int) -> OnlineNewtonStep:
         """Return an online Newton step."""
@@ -114,7 +119,7 @@ class AAggFFS(Reweighting):
         return Decision(normalise(p[places]), facts)
 
 
-class AAggFFD(Reweighting):
+class AAggFFD(AAggFF):
     """AAggFF-D around ``strategy``: clients are sampled; C is the share of the
     connected clients that replied in a round.
 
@@ -122,18 +127,8 @@ class AAggFFD(Reweighting):
     bias (3.10) when replies are lost.
     """
 
-    capabilities = BY_LOSSES
-
-    def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
-        self.options = options or AAggFFOptions()
-        super().__init__(
-            strategy,
-            prior=self.options.prior,
-            cap=self.options.cap,
-            forget_after=self.options.forget_after,
-        )
-        self.rule: LinearisedFTRL | None = None
-        self._connected, self._asked = 1, 1.0
+    rule: LinearisedFTRL | None
+    _connected, _asked = 1, 1.0
 
     def new_rule(self, count: int) -> LinearisedFTRL:
         """Return linearised FTRL; C is set before every decision."""

@@ -67,8 +67,7 @@ class AFLBoost(FedBoost):
     def meet(self, grid: Grid) -> None:
         """Initialise lambda uniformly; a domain that joins later starts at the mean."""
         self._names = clients_of(grid)
-        known = list(self._names.values())
-        new = [client for client in known if client not in self.domains]
+        new = [client for client in self._names.values() if client not in self.domains]
         if new:
             for name in ("lambda_", "lambda_average"):
                 old: Floats = getattr(self, name)
@@ -84,8 +83,7 @@ class AFLBoost(FedBoost):
         make an ascent step of lambda.
         """
         places = [self.domains.index(self._names[reply.node]) for reply in replies]
-        seen = sorted(set(places))
-        scale = len(self.domains) / len(seen)
+        scale = len(self.domains) / len(set(places))
         counts = np.bincount(places, minlength=len(self.domains))
         shares = [float(self.lambda_[k]) * scale / counts[k] for k in places]
         losses = np.zeros(len(self.domains))
@@ -106,12 +104,11 @@ class AFLBoost(FedBoost):
         """Return FedBoost's state, lambda, its running average and the domains in
         order.
         """
-        domains = pack_ids(self.domains)
         return {
             **super().state_dict(),
             "lambda": self.lambda_,
             "lambda-average": self.lambda_average,
-            "domains": domains,
+            "domains": pack_ids(self.domains),
             "loss-scale": np.array(self.loss_scale),
         }
 

@@ -51,12 +51,11 @@ from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.robust import shortening
 from fedapps.algorithms.contract.frank_wolfe import DFWTraceSent
-from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Float64
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
 from fedapps.algorithms.frank_wolfe.steps import move
-from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
+from fedapps.strategies.base.messages import metrics_of, round_of, values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -180,7 +179,7 @@ class DFWTrace(Constrained):
 
     def _open(self, reply: Message, products: dict[ClientId, Float64]) -> None:
         client = self._ids[reply.metadata.src_node_id]
-        arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+        arrays = values_in(reply.content)
         inner = metrics_of(reply.content).get("inner")
         wanted = self.power.size
         if [array.shape for array in arrays] != [(wanted,)] or arrays[0].dtype != np.float64:
@@ -222,8 +221,7 @@ class DFWTrace(Constrained):
             [self.steps_taken, np.nan if self.gap is None else self.gap, self._inner]
         )
         if self._sum is not None:
-            answered = sorted(self._answered, key=str)
-            state |= {"sum": self._sum, "answered": pack_ids(answered)}
+            state |= {"sum": self._sum, "answered": pack_ids(sorted(self._answered, key=str))}
             state["lengths"] = np.array(self._lengths)
         if self._lost:
             state |= {

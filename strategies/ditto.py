@@ -61,11 +61,7 @@ class Ditto(PooledChoice):
         """Send mu and the number of epochs on the personal model."""
         return self._sent.to_config()
 
-    def evaluate_options(
-        self, server_round: int, num_rounds: int
-    ) -> dict[str, bool | int | float | str]:
-        """Send the same."""
-        return self._sent.to_config()
+    evaluate_options = train_options
 
     @property
     def _sent(self) -> DittoSent:

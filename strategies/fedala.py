@@ -63,8 +63,4 @@ class FedALA(FedAvg):
         """Send how the weights are learned."""
         return FedALASent.of(self.options).to_config()
 
-    def evaluate_options(
-        self, server_round: int, num_rounds: int
-    ) -> dict[str, bool | int | float | str]:
-        """Send the same: a client is scored with the model that starts its round."""
-        return self.train_options(server_round, num_rounds)
+    evaluate_options = train_options

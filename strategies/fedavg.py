@@ -87,6 +87,8 @@ class FedAvg(RunsRounds, FlowerFedAvg):
     #: This strategy itself waits for ``min_available_nodes``, even if the client grid
     #: samples ``clients_per_round``.
     waits_for_clients = True
+    #: The model of the round, as it was sent for training.
+    sent = ArrayRecord()
 
     def __init__(self, *, weights: str = "samples", **kwargs: Unpack[FlowerArguments]) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -151,6 +153,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         configuration.
         """
         self.enter_loop(arrays, grid)
+        self.sent = arrays
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, self.rounds_in(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
@@ -175,8 +178,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Average the models by ``num-examples`` or uniformly, and the metrics by
         ``num-examples``.
         """
-        valid = self.answered(replies)
-        contents = [reply.content for reply in valid]
+        contents = [reply.content for reply in self.answered(replies)]
         if not contents:
             return None, None
         arrays = average_arrays(contents, [self._weight(content) for content in contents])

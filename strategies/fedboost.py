@@ -47,7 +47,6 @@ from fedapps.algorithms.contract.ensembles import (
     MixturesSent,
     PredictorsSent,
 )
-from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
     centred,
@@ -61,7 +60,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
 from fedapps.algorithms.ensembles.predictor_cache import remember
 from fedapps.algorithms.ensembles.sparse_tables import compact
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.messages import metrics_of, values_in
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.families.predictor_replies import (
     PredictorLibrary,
@@ -372,7 +371,7 @@ class FedBoost(FedAvg):
 
     def _open(self, message: Message) -> Reply | None:
         metrics, node = metrics_of(message.content), message.metadata.src_node_id
-        values = [read(array) for record in arrays_of(message.content) for array in record.values()]
+        values = values_in(message.content)
         draw, loss = metrics.get("draw", 0), metrics.get("loss")
         drawn = type(draw) is int and 0 <= draw < len(self._draws)
         fits = (
@@ -462,12 +461,11 @@ class FedBoost(FedAvg):
         """Return alpha, its running average, the number of steps and the predictors
         that clients have sent.
         """
-        predictors = under("library.", self._collected)
         return {
             "alpha": self.alpha,
             "average": self.average,
             "steps": np.array(self.steps),
-            **predictors,
+            **under("library.", self._collected),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

@@ -31,7 +31,7 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.synthetic import FedDMSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.messages import values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -125,9 +125,7 @@ class FedDM(Synthetic):
         """Pool the images, in the order of client ids."""
         valid, sets = [], []
         for reply in self.answered(replies):
-            arrays = [
-                read(array) for record in arrays_of(reply.content) for array in record.values()
-            ]
+            arrays = values_in(reply.content)
             if fault := self._fault(arrays):
                 log(
                     WARNING,

@@ -70,7 +70,6 @@ class FedDyn(FedAvg):
         self.options = options or FedDynOptions()
         #: h of the learned arrays, concatenated; None before the first round.
         self.h: NDArray[np.float64] | None = None
-        self._sent = ArrayRecord()
         self._num_clients = 0
 
     def train_options(
@@ -82,8 +81,8 @@ class FedDyn(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the model; remember it and the number of all clients."""
-        self._sent, self._num_clients = arrays, len(clients_of(grid))
+        """Send the model; remember the number of all clients."""
+        self._num_clients = len(clients_of(grid))
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -94,11 +93,11 @@ class FedDyn(FedAvg):
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
-        (mean,) = updates(self._sent, [average])
+        (mean,) = updates(self.sent, [average])
         alpha, share = self.options.alpha, len(valid) / max(self._num_clients, len(valid))
         h = np.zeros_like(mean) if self.h is None else self.h
         self.h = h - alpha * share * mean
-        return moved(self._sent, mean - self.h / alpha, average), metrics
+        return moved(self.sent, mean - self.h / alpha, average), metrics
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return h."""

@@ -40,7 +40,7 @@ from fedapps.algorithms.synthetic.mixture import (
     step_size,
 )
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.messages import values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -178,9 +178,7 @@ class FedEvg(Synthetic):
         """
         valid, logs, gradients = [], [], []
         for reply in self.answered(replies):
-            signals = [
-                read(array) for record in arrays_of(reply.content) for array in record.values()
-            ]
+            signals = values_in(reply.content)
             if [signal.shape for signal in signals] != [self._x.shape, self._x.shape[:1]]:
                 client = self._names.get(reply.metadata.src_node_id, "?")
                 log(

@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.frank_wolfe import FedFWExtras, FedFWSent
-from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.steps import (
@@ -51,7 +50,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
+from fedapps.strategies.base.messages import metrics_of, round_of, values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -244,9 +243,7 @@ class FedFW(Constrained):
     def _open(self, reply: Message, now: _Round) -> _Reply | None:
         client = now.ids[reply.metadata.src_node_id]
         try:
-            arrays = [
-                read(array) for record in arrays_of(reply.content) for array in record.values()
-            ]
+            arrays = values_in(reply.content)
             fresh = bool(metrics_of(reply.content).get("fresh", 0))
             if client in now.resync:
                 return self._state_of(client, arrays, fresh, now)

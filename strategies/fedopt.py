@@ -32,9 +32,8 @@ from logging import WARNING
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
@@ -80,18 +79,10 @@ class FedOpt(FedAvg):
         self.m: Floats | None = None
         self.v: Floats | None = None
         self.longest = 0.0  # mean update so far
-        self._sent = ArrayRecord()
 
     @abstractmethod
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return the next v (d,), given the squared mean update ``square`` (d,)."""
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the model and remember it."""
-        self._sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -100,7 +91,7 @@ class FedOpt(FedAvg):
         sent.
         """
         average, metrics = super().aggregate_train(server_round, replies)
-        return (None if average is None else self.step(self._sent, average)), metrics
+        return (None if average is None else self.step(self.sent, average)), metrics
 
     def step(self, sent: ArrayRecord, average: ArrayRecord) -> ArrayRecord:
         """Return the model after one step of the server optimiser."""

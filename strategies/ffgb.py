@@ -72,7 +72,7 @@ from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.messages import metrics_of, values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -349,7 +349,7 @@ class FFGB(FedAvg):
             if "learner-arrays" in record
         ]
         names: Any = listed[0] if listed and isinstance(listed[0], list) else []
-        values = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+        values = values_in(reply.content)
         learners: dict[str, NDArray[Any]] = dict(zip(names, values, strict=False))
         known = next((block.learners for block in [*self.function.blocks[-1:]] if len(block)), None)
         wanted = shapes(others[0] if others else known or learners)
@@ -441,11 +441,10 @@ class FFGB(FedAvg):
         """Return which version of the function's values each client caches, and the
         sizes of learners.
         """
-        sizes = {name: np.array(size) for name, size in self._sizes.items()}
         return {
             "clients": pack_ids(list(self._holds)),
             "versions": np.array(list(self._holds.values()), np.int64),
-            **under("size.", sizes),
+            **under("size.", {name: np.array(size) for name, size in self._sizes.items()}),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

@@ -42,7 +42,7 @@ from fedapps.algorithms.contract.sent import Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.messages import metrics_of, values_in
 from fedapps.strategies.base.records import average_arrays, to_record
 from fedapps.strategies.base.updates import flat, learned
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
@@ -105,8 +105,7 @@ class IFCA(FedAvg):
         """Send the models."""
         self._sent = arrays
         messages = list(super().configure_train(server_round, self._all(arrays), config, grid))
-        down = (1 + len(self.others)) * len(messages)
-        self.models_sent = {"models-up": 0, "models-down": down}
+        self.models_sent = {"models-up": 0, "models-down": (1 + len(self.others)) * len(messages)}
         return messages
 
     def configure_evaluate(
@@ -172,7 +171,7 @@ class IFCA(FedAvg):
         """Return whether a reply holds a model of the right shapes and a cluster; log
         it if not.
         """
-        got = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+        got = values_in(reply.content)
         cluster = metrics_of(reply.content).get("cluster")
         want = [tuple(array.shape) for array in self._sent.values()]
         if [array.shape for array in got] == want and cluster in range(self.options.clusters):

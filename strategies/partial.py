@@ -55,8 +55,4 @@ class Partial(SharedPart):
         """Send the patterns."""
         return PatternsSent.of(self.options).to_config()
 
-    def evaluate_options(
-        self, server_round: int, num_rounds: int
-    ) -> dict[str, bool | int | float | str]:
-        """Send the patterns."""
-        return self.train_options(server_round, num_rounds)
+    evaluate_options = train_options

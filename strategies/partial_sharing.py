@@ -50,11 +50,7 @@ class PartialSharing(SharedPart):
         """Send which part is shared."""
         return ShareSent(self.share).to_config()
 
-    def evaluate_options(
-        self, server_round: int, num_rounds: int
-    ) -> dict[str, bool | int | float | str]:
-        """Send which part is shared."""
-        return ShareSent(self.share).to_config()
+    evaluate_options = train_options
 
     def travels(self, name: str) -> bool:
         """Return whether the array of this name is shared."""

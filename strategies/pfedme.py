@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.personal import PFedMeSent
@@ -61,20 +60,12 @@ class PFedMe(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or PFedMeOptions()
-        self._sent = ArrayRecord()
 
     def train_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
         return PFedMeSent.of(self.options).to_config()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the model and remember it."""
-        self._sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -83,5 +74,5 @@ class PFedMe(FedAvg):
         average, metrics = super().aggregate_train(server_round, replies)
         if average is None or self.options.beta == 1:
             return average, metrics
-        (change,) = updates(self._sent, [average])
-        return moved(self._sent, self.options.beta * change, average), metrics
+        (change,) = updates(self.sent, [average])
+        return moved(self.sent, self.options.beta * change, average), metrics

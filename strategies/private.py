@@ -68,7 +68,7 @@ from fedapps.strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from fedapps.strategies.base.messages import arrays_of, innermost
+from fedapps.strategies.base.messages import arrays_of, innermost, values_in
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.reply_validation import update_of
 from fedapps.strategies.base.weights import weight_key
@@ -123,9 +123,11 @@ class Budget(Wrapper):
         """Return epsilon and delta of all rounds so far, and the rho of concentrated
         privacy, which is what runs on the same data add up.
         """
-        rho = self.releases / (2 * self.options.noise_multiplier**2)
-        spent = self.epsilon(self.releases)
-        return {"epsilon": spent, "delta": self.options.delta, "concentrated-rho": rho}
+        return {
+            "epsilon": self.epsilon(self.releases),
+            "delta": self.options.delta,
+            "concentrated-rho": self.releases / (2 * self.options.noise_multiplier**2),
+        }
 
     def count_releases(self, before: int, announce: Callable[[int], None]) -> None:
         """Count on from ``before`` releases, if that is more than the restored state
@@ -230,9 +232,7 @@ class Private(Budget):
             if array.dtype.kind == "f" and (np.abs(array) <= LIMIT).all()
         }
         for reply in valid:
-            arrays = [
-                read(array) for record in arrays_of(reply.content) for array in record.values()
-            ]
+            arrays = values_in(reply.content)
             named = (
                 own.update_of(arrays, self._sent) if own else dict(zip(start, arrays, strict=False))
             )

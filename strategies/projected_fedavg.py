@@ -20,9 +20,8 @@ from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.frank_wolfe import ProjectedSent
-from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.domain import Domain
-from fedapps.strategies.base.messages import arrays_of, round_of
+from fedapps.strategies.base.messages import round_of, values_in
 from fedapps.strategies.families.consensus import Constrained
 from fedapps.strategies.fedavg import FedAvgArguments
 
@@ -88,10 +87,7 @@ class ProjectedFedAvg(Constrained):
         used, points = [], []
         for reply in self.answered(replies):
             try:
-                records = arrays_of(reply.content)
-                point = self.domain.join(
-                    [read(array) for record in records for array in record.values()]
-                )
+                point = self.domain.join(values_in(reply.content))
                 if point.dtype.kind != "f":
                     raise ValueError(f"its point has type {point.dtype}: it must be floating point")
             except ValueError as error:

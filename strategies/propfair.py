@@ -73,5 +73,4 @@ class PropFair(Wrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""
-        valid = self.answered(replies)
-        return self.strategy.aggregate_train(server_round, valid)
+        return self.strategy.aggregate_train(server_round, self.answered(replies))

@@ -198,8 +198,7 @@ class Scaffold(FedAvg):
                     most,
                 )
                 for name in self.c:
-                    control = read(record[CONTROL + name])
-                    record[CONTROL + name] = _scaled(control, most / size)
+                    record[CONTROL + name] = _scaled(read(record[CONTROL + name]), most / size)
 
     def _size(self, record: ArrayRecord) -> float:
         """Return the norm of all control arrays of a reply."""

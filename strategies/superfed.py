@@ -145,8 +145,7 @@ class SuPerFed(PooledChoice):
         """
         o = self.options
         starts = server_round > int(o.start * num_rounds) or 0 < o.start_draws <= self.draws
-        mixing = self.mixing if starts else "none"
-        own = SuPerFedTraining(o.nu, o.step_scale, o.init, mixing)
+        own = SuPerFedTraining(o.nu, o.step_scale, o.init, self.mixing if starts else "none")
         return {**ProximalSent(o.mu).to_config(), **own.to_config()}
 
     def evaluate_options(

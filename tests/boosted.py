@@ -7,11 +7,14 @@ import math
 import torch
 from flwr.app import RecordDict
 
+from fedapps.algorithms.boosting.additive import Additive
+from fedapps.algorithms.boosting.additive_values import values_at
 from fedapps.algorithms.boosting.functional import coded
-from fedapps.clients import ClientData, FFGBClient, MessageStore, Split
+from fedapps.clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
 from fedapps.clients.base.evaluation import BINARY, CLASSIFICATION
+from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
-from tests.helpers import simulate
+from tests.helpers import arrays_of, simulate
 
 
 class Table:
@@ -60,7 +63,8 @@ def recursion(datas, gamma, rounds, of_learners=math.inf, of_residuals=math.inf)
 
 class Federation:
     """Clients with their stores; ``fails(client, round)``: whether the client does not
-    answer in training, ``forgets``: whether it lost its values.
+    answer in training, ``forgets``: whether it lost its values. ``lies(client, round,
+    arrays, metrics)``: the learners that it sends.
     """
 
     def __init__(
@@ -70,13 +74,14 @@ class Federation:
         outputs,
         fails=lambda client, now: False,
         forgets=lambda client, now: False,
+        lies=lambda client, now, arrays, metrics: arrays,
     ):
         self.datas, self.oracle, self.outputs = datas, oracle, outputs
-        self.fails, self.forgets = fails, forgets
+        self.fails, self.forgets, self.lies = fails, forgets, lies
         self.states = [RecordDict() for _ in datas]
         self.sent = []
 
-    def client(self, number, context=None):
+    def client(self, number):
         outer = self
 
         class Watched(FFGBClient):
@@ -85,10 +90,10 @@ class Federation:
                 if outer.forgets(number, now):
                     outer.states[number].clear()
                 outer.sent.append((now, number, sum(parameters[1])))
-                reply = super().fit(parameters, config)
+                arrays, n, metrics = super().fit(parameters, config)
                 if outer.fails(number, now):  # after it has saved its values
                     raise RuntimeError("the line broke")
-                return reply
+                return outer.lies(number, now, arrays, metrics), n, metrics
 
         objective = BINARY if self.outputs == 1 else CLASSIFICATION
         return Watched(
@@ -101,9 +106,6 @@ class Federation:
         )
 
     def run(self, strategy, rounds, clients_per_round=0, **options):
-        from fedapps.clients import to_client_app
-        from fedapps.engines.inline import InlineGrid
-
         app = to_client_app(
             lambda context: self.client(int(context.node_config["partition-id"])), writable=False
         )
@@ -113,6 +115,11 @@ class Federation:
         return simulate(
             strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options
         )
+
+    def values(self, strategy, rounds, x):
+        """Return the values at the points x of the function after a run."""
+        function = Additive.from_arrays(arrays_of(self.run(strategy, rounds, evaluate_every=0)))
+        return values_at(function, x, self.outputs, self.oracle.predict)
 
     def kept(self, number):
         (version, *values) = MessageStore(self.states[number]).load("values", {}, False)

@@ -9,49 +9,50 @@ from fedapps.strategies import ClientGrid
 from tests.helpers import simulate
 
 
+def stepping(change, kind=FedFWClient):
+    """Return clients whose steps end with ``change(client, config, arrays,
+    metrics)``.
+    """
+
+    class Changed(kind):
+        def step(self, x_bar, config):
+            return change(self.client_id, config, *super().step(x_bar, config))
+
+    return Changed
+
+
 class World:
     """Clients on the in-process grid, whose points a test can read; ``fail(client,
-    round)``: whether the client raises.
+    round)``: whether the client raises, or ``late``, moves and sends nothing of use.
     """
 
     def __init__(self, domain, problems, kind=FedFWClient, fail=None, late=False):
-        def client_fn(context):
-            k = int(context.node_config["partition-id"])
-            return Failing(problems[k], domain, k, MessageStore(context.state))
-
         class Failing(kind):
             def fit(self, parameters, config):
-                wrong = (
-                    fail
-                    and config.get("phase") != "evaluate"
-                    and fail(self.client_id, config["server-round"])
-                )
+                trains = config.get("phase") != "evaluate"
+                wrong = fail and trains and fail(self.client_id, config["server-round"])
                 if wrong and not late:
                     raise RuntimeError("ill")
                 arrays, n, metrics = super().fit(parameters, config)
-                return (
-                    (arrays, n, {**metrics, "broken": float("nan")})
-                    if wrong
-                    else (arrays, n, metrics)
-                )
+                return arrays, n, {**metrics, "broken": float("nan")} if wrong else metrics
 
-        self.domain, self.problems = domain, problems
-        self.grid = InlineGrid(to_client_app(client_fn, writable=False), len(problems))
+        def client_fn(context):
+            k = int(context.node_config["partition-id"])
+            return Failing(self.problems[k], domain, k, MessageStore(context.state))
+
+        self.domain, self.problems = domain, list(problems)
+        self.grid = InlineGrid(to_client_app(client_fn, writable=False), len(self.problems))
         self.rounds = []
 
-    def run(self, strategy, rounds, start=None, evaluate_every=0, **options):
-        start = self.domain.start() if start is None else start
-        sampled = options.pop("clients_per_round", 0)
-        client_grid = ClientGrid(self.grid, clients_per_round=sampled)
-        names = [f"x{i}" for i in range(len(self.domain.split(start)))]
-        initial = dict(zip(names, self.domain.split(start), strict=True))
+    def run(self, strategy, rounds, start=None, evaluate_every=0, clients_per_round=0, **options):
+        layers = self.domain.split(self.domain.start() if start is None else start)
         result = simulate(
             strategy,
             None,
             len(self.problems),
-            initial,
+            {f"x{i}": layer for i, layer in enumerate(layers)},
             rounds,
-            grid=client_grid,
+            grid=ClientGrid(self.grid, clients_per_round=clients_per_round),
             evaluate_every=evaluate_every,
             callbacks=[self.rounds.append],
             config={"seed": 3},
@@ -59,20 +60,18 @@ class World:
         )
         return strategy.open_model(result.arrays), result
 
+    def kept(self):
+        """Return the x_i and y_i of all clients."""
+        stores = [MessageStore(context.state) for context in self.grid.contexts.values()]
+        new = (self.domain.start(), 0 * self.domain.start())
+        return [store.load("frank-wolfe", {}, False) or new for store in stores]
+
     @property
     def duals(self):
         """The dual variables y_i that the clients keep."""
-        kept = [
-            MessageStore(context.state).load("frank-wolfe", {}, False)
-            for context in self.grid.contexts.values()
-        ]
-        return [0 * self.domain.start() if state is None else state[1] for state in kept]
+        return [state[1] for state in self.kept()]
 
     @property
     def points(self):
         """The points x_i that the clients keep."""
-        kept = [
-            MessageStore(context.state).load("frank-wolfe", {}, False)
-            for context in self.grid.contexts.values()
-        ]
-        return [self.domain.start() if state is None else state[0] for state in kept]
+        return [state[0] for state in self.kept()]

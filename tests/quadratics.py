@@ -1,5 +1,5 @@
-"""Two clients with one quadratic each, which differ: the result of every method is
-known in closed form.
+"""Clients with one quadratic each, by default two that differ: the result of every
+method is known in closed form.
 """
 
 import torch
@@ -22,15 +22,15 @@ class Scalar(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(1))
 
 
-def quadratic(kind, i, store=None):
+def quadratic(kind, i, store=None, curvature=CURVATURE, target=TARGET, samples=1):
     """Return a client of ``kind`` with the loss ``h_i/2 (w - t_i)^2``."""
 
     class Quadratic(kind):
         def loss(self, x, y):
-            return (CURVATURE[i] / 2 * (self.model.w - TARGET[i]) ** 2).sum()
+            return (curvature[i] / 2 * (self.model.w - target[i]) ** 2).sum()
 
         def evaluate(self, parameters, config):
             return float(parameters[0][0]), 1, {}
 
-    one = Split(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    return Quadratic(lambda seed: Scalar(), ClientData(one, one, one), i, store)
+    part = Split(torch.zeros(samples, 1), torch.zeros(samples, dtype=torch.int64))
+    return Quadratic(lambda seed: Scalar(), ClientData(part, part, part), i, store)

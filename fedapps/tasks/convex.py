@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.measures import topk_accuracy
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.centering import Centering
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
 from fedapps.algorithms.frank_wolfe.objectives import (
@@ -35,7 +36,6 @@ from fedapps.clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.source import Source
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError, reason
-from fedapps.strategies.families.consensus import Preparation
 from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import LASSO, TEST
@@ -81,7 +81,7 @@ class ConstrainedTask:
             self._problems[client, num_clients] = self.make(client, num_clients)
         return self._problems[client, num_clients]
 
-    def preparation(self) -> Preparation | None:
+    def preparation(self) -> Centering | None:
         """Return what to ask the clients before the first step, or ``None``."""
         return None
 

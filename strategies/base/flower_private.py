@@ -118,8 +118,7 @@ def forwarded(
         ttl=sent.ttl,
         message_type=kind,
     )
-    made: Message = Message(content=content, metadata=own)  # type: ignore[call-overload]
-    return made
+    return Message(content=content, metadata=own)  # type: ignore[call-overload, no-any-return]
 
 
 def is_simulation(grid: Grid) -> bool:

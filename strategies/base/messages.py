@@ -8,6 +8,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from fedapps.algorithms.contract.wire import read
 
 #: Metric of a training reply that fair aggregation needs; the configuration requests it
 #: under the same name.
@@ -58,6 +61,11 @@ def arrays_of(content: RecordDict) -> list[ArrayRecord]:
     small messages).
     """
     return [record for record in content.values() if isinstance(record, ArrayRecord)]
+
+
+def values_in(content: RecordDict) -> list[NDArray[Any]]:
+    """Return the values of all arrays of a message."""
+    return [read(array) for record in arrays_of(content) for array in record.values()]
 
 
 def round_of(config: ConfigRecord) -> int:

@@ -215,8 +215,7 @@ class NamedGrid(WrappedGrid):
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
             # only registered nodes have a name; others make new keys
-            named = bool(getattr(known.get(node), "name", ""))
-            key = known[node].public_key if named else b""
+            key = known[node].public_key if getattr(known.get(node), "name", "") else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
                 self._refuse(
                     node,

@@ -155,8 +155,7 @@ def _update(
     """
     content = sent.content
     if id(content) not in starts:
-        model = arrays_of(content)[0]
-        starts[id(content)] = {name: read(array) for name, array in model.items()}
+        starts[id(content)] = {name: read(array) for name, array in arrays_of(content)[0].items()}
     start = starts[id(content)]
     out = {statistic: _Update(client) for statistic in GROUPS}
     squares = dict.fromkeys(GROUPS, 0.0)

@@ -241,19 +241,12 @@ class Rules:
         return None
 
 
-def length_of_sums(sent: RecordDict) -> int:
-    """Return how many numbers a training message of a strategy that takes sums asks
-    for.
-    """
-    return next(
+def _sums_fault(sent: RecordDict, received: list[ArrayRecord]) -> str | None:
+    wanted = next(
         int(str(config["sums"]))
         for config in sent.values()
         if isinstance(config, ConfigRecord) and "sums" in config
     )
-
-
-def _sums_fault(sent: RecordDict, received: list[ArrayRecord]) -> str | None:
-    wanted = length_of_sums(sent)
     arrays = [read(array) for record in received for array in record.values()]
     if len(received) != 1 or len(arrays) != 1:
         return (

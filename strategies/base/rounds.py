@@ -217,8 +217,6 @@ def run_rounds(
     for phase, config in configs.items():
         log(INFO, "\t├── ConfigRecord (%s): %s", phase, told(config))
     strategy.summary()
-    if plan.get("patience") is None:
-        plan["patience"] = Patience()
     return _Loop(
         strategy,
         client_grid,
@@ -242,7 +240,7 @@ class _Loop:
     configs: dict[str, ConfigRecord]
     evaluate_fn: EvaluateFn | None
     should_stop: ShouldStop
-    patience: Patience
+    patience: Patience = Patience()
     first_round: int = 1
     evaluate_every: int = 1
     callbacks: Sequence[Callback] = ()

@@ -68,8 +68,7 @@ class SecureCalls(WrappedGrid):
         if not sent:
             return []
         replies = list(self.grid.send_and_receive(sent, timeout=timeout))
-        inner = getattr(self.grid, "travel", None)
-        now = inner or Travel(
+        now = getattr(self.grid, "travel", None) or Travel(
             len(sent),
             sum(content_bytes(message.content) for message in sent),
             sum(content_bytes(reply.content) for reply in replies if reply.has_content()),

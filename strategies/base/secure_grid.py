@@ -207,8 +207,7 @@ class SecureGrid(SecureCalls):
                 content = RecordDict({"metrics": MetricRecord(metrics)})
                 shown.append(Message(content, reply_to=questions[now.nodes[name]]))
         self.sessions.enough(now, shown, now.offers)
-        most = max(1 / (self.protocol.corrupted + 2), 1 / len(shown))
-        shares = weigher.weigh(shown, most)
+        shares = weigher.weigh(shown, max(1 / (self.protocol.corrupted + 2), 1 / len(shown)))
         names = {node: name for name, node in now.nodes.items()}
         for name in replies:
             if (node := now.nodes[name]) not in shares and node not in self.faults:
@@ -235,8 +234,7 @@ class SecureGrid(SecureCalls):
                 facts = unpacked(reply[RECORD])
                 layout = str(facts["layout"])
                 vector = vector_of(terms, content, reply, layout)
-                row = name, vector, str(facts.get(METHOD, ""))
-                found.setdefault(layout, []).append(row)
+                found.setdefault(layout, []).append((name, vector, str(facts.get(METHOD, ""))))
                 if later is not None and name in later.nodes:
                     self.sessions.take_offer(later, name, facts["offer"])
         if not found:

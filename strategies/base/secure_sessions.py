@@ -126,8 +126,7 @@ class Sessions:
         if 0 < protocol.degree < len(names) - 1:
             gone = math.ceil(GONE * len(names))
             check_degree(len(names), protocol.degree, protocol.corrupted, gone)
-        graph = neighbours(sorted(names), protocol.degree)
-        return Prepared(session, names, hellos, graph, {})
+        return Prepared(session, names, hellos, neighbours(sorted(names), protocol.degree), {})
 
     def _gather(self, now: Prepared, timeout: float | None) -> int:
         """Ask for the offers that are missing; return the number of phases."""
@@ -174,8 +173,7 @@ class Sessions:
 
     def enough(self, now: Prepared, survivors: Sized, members: Sized) -> None:
         """Raise ``Failed`` if too few clients are left for the clients to answer."""
-        near = max(map(len, now.graph.values()), default=0)
-        sizes = len(members), near + 1
+        sizes = len(members), max(map(len, now.graph.values()), default=0) + 1
         least = max(least_survivors(size, self.protocol.corrupted) for size in sizes)
         if len(survivors) < least:
             raise Failed(f"{len(survivors)} of {max(sizes)} clients are left, {least} needed")

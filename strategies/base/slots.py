@@ -3,7 +3,7 @@ position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast, overload
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +70,7 @@ class Slots(Sequence[ClientId]):
             [client for place, client in enumerate(self._all) if place not in leaving] + list(new)
         )
 
-    @overload
-    def __getitem__(self, place: int) -> ClientId: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[ClientId]: ...
-
-    def __getitem__(self, place: int | slice) -> ClientId | Sequence[ClientId]:
+    def __getitem__(self, place: Any) -> Any:
         return self._all[place]
 
     def __len__(self) -> int:

@@ -10,17 +10,18 @@ reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which
 F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A
 gap of at most ``tolerance`` ends the run.
 
-A problem may need constants that depend on the clients' data (``Preparation``, for
-example the centring of a matrix). The first rounds then ask for them: the configuration
+A problem may need constants that depend on the clients' data (``Centering`` of a
+matrix). The first rounds then ask for them: the configuration
 holds ``phase = "prepare"`` and ``stage``, the arrays hold what the server knows, and
 all clients reply with sums over their samples, as float64 arrays. From then on the
 constants follow the point in every message, and in the model.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -32,47 +33,17 @@ from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.frank_wolfe import PhaseSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.centering import Centering
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of, values_in
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
 PREPARATION = "preparation."
-
-
-class Preparation(Protocol):
-    """Questions whose answers, summed over the clients, give the constants of a problem
-    (``algorithms/frank_wolfe/centering.py``).
-    """
-
-    @property
-    def stage(self) -> str:
-        """The next question, or "" when all are answered."""
-
-    def question(self) -> list[NDArray[np.float64]]:
-        """Return the arrays that are sent with the question."""
-
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of an answer's arrays."""
-
-    def take(self, sums: list[NDArray[np.float64]]) -> None:
-        """Take the sums of the answers and go on to the next question."""
-
-    def constants(self) -> Mapping[str, NDArray[Any]]:
-        """Return the constants by name."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the numbers to report with every evaluation."""
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the answers so far."""
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
 
 
 class Constrained(FedAvg):
@@ -94,7 +65,7 @@ class Constrained(FedAvg):
         *,
         tolerance: float = 0.0,
         measure: Measure | None = None,
-        preparation: Preparation | None = None,
+        preparation: Centering | None = None,
         **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))
@@ -141,22 +112,22 @@ class Constrained(FedAvg):
             return self._take_answers(replies, self.preparation), None
         return self.aggregate_step(server_round, replies)
 
+    @abstractmethod
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of round ``step`` = 1, 2, ... of ``num_steps``, counted
         without the preparation.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def aggregate_step(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model and metrics."""
-        raise NotImplementedError
 
     def _take_answers(
-        self, replies: Iterable[Message], preparation: Preparation
+        self, replies: Iterable[Message], preparation: Centering
     ) -> ArrayRecord | None:
         """Add up the answers; return the model with the constants once the last
         question is answered.
@@ -164,9 +135,7 @@ class Constrained(FedAvg):
         self._prepared_rounds += 1
         shapes, answers = preparation.shapes(), []
         for reply in self.answered(replies):
-            arrays = [
-                read(array) for record in arrays_of(reply.content) for array in record.values()
-            ]
+            arrays = values_in(reply.content)
             if [array.shape for array in arrays] == shapes and all(
                 array.dtype == np.float64 for array in arrays
             ):

@@ -55,7 +55,6 @@ class Distilled(FedAvg):
         self.distiller = distiller
         self.distill_options = options
         self.seed = seed
-        self.sent = ArrayRecord()
         self.models_sent: dict[str, int] = {}
         self.liars = FEW  # the share of largest outputs that their bound does not go by
 
@@ -91,9 +90,9 @@ class Distilled(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the model and remember it."""
+        """Send the model; count the messages."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.sent, self.models_sent = arrays, {"models-up": 0, "models-down": len(messages)}
+        self.models_sent = {"models-up": 0, "models-down": len(messages)}
         return messages
 
     def aggregate_train(

@@ -13,8 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from fedapps.algorithms.contract.wire import read
-from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.messages import values_in
 from fedapps.strategies.base.records import most_common
 
 Floats = NDArray[np.float64]
@@ -117,8 +116,7 @@ def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
         if isinstance(record, ConfigRecord)
     ]
     names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
-    values = [read(array) for record in arrays_of(content) for array in record.values()]
-    return dict(zip(names, values, strict=False))
+    return dict(zip(names, values_in(content), strict=False))
 
 
 def _is_density(row: Mapping[str, NDArray[Any]]) -> bool:

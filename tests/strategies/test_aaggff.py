@@ -10,12 +10,14 @@ from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonSt
 from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
 from fedapps.clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
+from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, FedAvg
 from tests.helpers import (
     LossyClient,
     arrays_of,
     assert_arrays,
     blobs,
+    play,
+    refused,
     simulate,
     small_net,
     that_fails,
@@ -45,14 +47,8 @@ def test_equal_losses_are_uniform_fedavg(kind):
 @pytest.mark.parametrize("cdf", CDFS)
 def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
     strategy, seen = AAggFFS(FedAvg(), AAggFFOptions(cdf=cdf)), []
-    result = simulate(
-        strategy,
-        client,
-        4,
-        START,
-        6,
-        callbacks=[lambda now: seen.append((now.train_metrics, strategy.last_weights))],
-    )
+    note = lambda now: seen.append((now.train_metrics, strategy.last_weights))
+    result = simulate(strategy, client, 4, START, 6, callbacks=[note])
     rule, w = OnlineNewtonStep(4), 0.0
     for t, (metrics, weights) in enumerate(seen, start=1):
         losses = np.array([loss(i, t) for i in range(4)])
@@ -70,20 +66,8 @@ def test_with_lost_replies_c_is_the_share_that_answered():
     would not be the response.
     """
 
-    class Lossy(LossyClient):
-        def fit(self, parameters, config):
-            if self.shift == 7.0:
-                raise RuntimeError("ill")
-            return super().fit(parameters, config)
-
-    strategy = AAggFFD(FedAvg())
-    simulate(
-        strategy,
-        lambda i, _: Lossy(7.0 if i in (1, 4) else 0.1, 1.0 + i),
-        6,
-        {"w": np.zeros(2, np.float32)},
-        1,
-    )
+    some = lambda i, _: (that_fails(LossyClient) if i in (1, 4) else LossyClient)(0.1, 1.0 + i)
+    simulate(strategy := AAggFFD(FedAvg()), some, 6, START, 1)
     assert strategy.rule.ratio == pytest.approx(4 / 6)
     assert strategy.rule.high == pytest.approx(4 / 6)
 
@@ -102,15 +86,11 @@ def test_the_default_step_changes_the_weights_within_a_cap_of_three():
 
 def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel", **PRINTED)), []
-    client_grid = ClientGrid(
-        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8),
-        seed=2,
-        clients_per_round=2,
-    )
     note = lambda now: seen.append(
         (now.trained.clients, now.train_metrics, dict(strategy.last_weights))
     )
-    simulate(strategy, None, 8, START, 9, grid=client_grid, evaluate_every=0, callbacks=[note])
+    on = {"seed": 2, "clients_per_round": 2}
+    play(strategy, client, 8, START, 9, on=on, evaluate_every=0, callbacks=[note])
     rule = LinearisedFTRL(8, 0.25)
     for t, (clients, metrics, weights) in enumerate(seen, start=1):
         r = respond([loss(i, t) for i in clients], "gumbel", 0.0, 0.25)
@@ -123,29 +103,19 @@ def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
 
 
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
-    client_grid = ClientGrid(
-        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4),
-        clients_per_round=3,
-    )
-    with pytest.raises(ValueError, match=r"round 1 samples 3 of 4: set .*, or use AAggFF-D"):
-        simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=client_grid)
-    with pytest.raises(ValueError, match="round 1 samples 2 of 4"):
-        simulate(AAggFFS(FedAvg(fraction_train=0.5)), client, 4, START, 2)
+    on = {"clients_per_round": 3}
+    said = r"round 1 samples 3 of 4: set .*, or use AAggFF-D"
+    refused(lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on), said)
+    half = AAggFFS(FedAvg(fraction_train=0.5))
+    refused(lambda: play(half, client, 4, START), "round 1 samples 2 of 4")
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
 def test_a_failing_client_affects_only_its_own_reply(kind):
     strategy, seen = kind(FedAvg()), []
     note = lambda now: seen.append((dict(strategy.last_weights), strategy.rule.p))
-    simulate(
-        strategy,
-        lambda i, _: (that_fails(LossyClient, [2]) if i == 3 else LossyClient)(1.0, 0.5 + i),
-        4,
-        START,
-        3,
-        callbacks=[note],
-        evaluate_every=0,
-    )
+    some = lambda i, _: (that_fails(LossyClient, [2]) if i == 3 else LossyClient)(1.0, 0.5 + i)
+    simulate(strategy, some, 4, START, 3, callbacks=[note], evaluate_every=0)
     assert [list(weights) for weights, _ in seen] == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
     assert all(sum(weights.values()) == pytest.approx(1) for weights, _ in seen)
     # their shares of p
@@ -173,16 +143,13 @@ def test_the_reported_loss_is_that_of_the_received_model_and_changes_no_training
 def test_other_methods_do_not_ask_for_it():
     config = ConfigRecord({"server-round": 1, "num-rounds": 1})
     app = to_client_app(lambda c: client(0))
-    list(FedAvg().configure_train(1, _record(), config, InlineGrid(app, 2)))
+    arrays = ArrayRecord({"w": Array(np.zeros(2))})
+    list(FedAvg().configure_train(1, arrays, config, InlineGrid(app, 2)))
     assert "loss-before" not in config
-    list(AAggFFD(FedAvg()).configure_train(1, _record(), config, InlineGrid(app, 2)))
+    list(AAggFFD(FedAvg()).configure_train(1, arrays, config, InlineGrid(app, 2)))
     assert config["loss-before"] is True
 
 
-def _record():
-    return ArrayRecord({"w": Array(np.zeros(2))})
-
-
 def test_a_c1_above_the_automatic_c2_is_an_error_before_training():
-    with pytest.raises(ValueError, match="choose C1 < C2"):
-        simulate(AAggFFS(FedAvg(), AAggFFOptions(c1=0.3)), client, 4, START, 1)
+    strategy = AAggFFS(FedAvg(), AAggFFOptions(c1=0.3))
+    refused(lambda: simulate(strategy, client, 4, START, 1), "choose C1 < C2")

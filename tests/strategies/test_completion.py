@@ -17,8 +17,8 @@ from fedapps.strategies.fedfw import FedFW, FedFWOptions
 from fedapps.strategies.projected_fedavg import ProjectedFedAvg
 from fedapps.tasks.observations import observations
 from fedapps.tasks.options import MatrixCompletionOptions
-from tests.constrained import World
-from tests.helpers import arrays_of
+from tests.constrained import World, stepping
+from tests.helpers import arrays_of, refused
 
 RATINGS = observations(
     MatrixCompletionOptions(rows=120, columns=150, observations=4000), Source("ratings"), 0
@@ -43,8 +43,8 @@ def root(x, means, n):
     return {"test-rmse": float(np.sqrt(means["test-squared-error"] / means["test-observations"]))}
 
 
-def run(strategy, kind, rounds, n=5, problems=None, **options):
-    world = World(BALL, problems or parts(n), kind, fail=options.pop("fail", None))
+def run(strategy, kind, rounds, n=5, problems=None, fail=None, **options):
+    world = World(BALL, problems or parts(n), kind, fail)
     _, result = world.run(strategy, rounds, **options)
     return result, world
 
@@ -118,14 +118,13 @@ def test_sums_of_another_shape_skip_only_their_client(caplog):
 def test_the_penalty_ends_at_the_curvature_over_n():
     seen = []
 
-    class Listening(FedFWClient):
-        def step(self, x_bar, config):
-            seen.append((config["lambdas"][-1], config["etas"][0], config["server-round"]))
-            return super().step(x_bar, config)
+    def note(client, config, *reply):
+        seen.append((config["lambdas"][-1], config["etas"][0], config["server-round"]))
+        return reply
 
     for options in ({}, {"local_steps": 3}, {"schedule": "non-convex"}, {"offset": 6}):
         seen.clear()
-        run(build("fedfw", **options)[0], Listening, 10)
+        run(build("fedfw", **options)[0], stepping(note), 10)
         penalty, _, last = seen[-1]
         assert last == 10
         assert penalty == pytest.approx(2.0 / 5)
@@ -146,5 +145,4 @@ def test_dfw_trace_is_far_below_the_biases_and_near_central_frank_wolfe():
     [[np.zeros(3)], [np.zeros(120), np.zeros(150)], [np.zeros(150), np.zeros(120), np.ones(1)]],
 )
 def test_constants_of_another_shape_are_refused(constants):
-    with pytest.raises(ValueError, match="rows, columns and a scale"):
-        parts(2)[0].given(constants)
+    refused(lambda: parts(2)[0].given(constants), "rows, columns and a scale")

@@ -10,7 +10,7 @@ from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
 from fedapps.algorithms.frank_wolfe.steps import duality_gap, move
 from fedapps.clients.dfw_trace import DFWTraceClient
 from fedapps.strategies.dfw_trace import DFWTrace, DFWTraceOptions
-from tests.constrained import World
+from tests.constrained import World, stepping
 
 BALL = NuclearBall((7, 5), 2.0)
 CONE = Spectrahedron((6, 6), 1.5)
@@ -37,8 +37,7 @@ class Distance:
 
 
 def problems(domain, n=6, seed=0):
-    rng = np.random.default_rng(seed)
-    targets = rng.normal(size=(n, *domain.shape))
+    targets = np.random.default_rng(seed).normal(size=(n, *domain.shape))
     if isinstance(domain, Spectrahedron):
         targets = targets + targets.transpose(0, 2, 1)
     return [Distance(target) for target in targets]
@@ -66,10 +65,10 @@ SETTINGS = {
 }
 
 
-def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
-    world = World(
-        domain, parts, kind, fail=options.pop("fail", None), late=options.pop("late", False)
-    )
+def run(
+    domain, parts, rounds, strategy=None, kind=DFWTraceClient, fail=None, late=False, **options
+):
+    world = World(domain, parts, kind, fail, late)
     strategy = strategy or DFWTrace(domain)
     x, result = world.run(strategy, rounds, **options)
     return x, strategy, world, result
@@ -96,19 +95,13 @@ def test_the_order_of_answers_changes_only_the_number_of_rounds(setting):
     plain, reference, _, _ = run(BALL, parts, 40)
     strategy = DFWTrace(BALL)
 
-    class UntilEqual(list):
-        def append(self, now):
-            super().append(now)
-            strategy.finished = strategy.steps_taken == reference.steps_taken
+    def equal(number, result):
+        return strategy.steps_taken == reference.steps_taken
 
-    options = dict(SETTINGS[setting])
+    options = {**SETTINGS[setting], "should_stop": equal}
     if "fail" in options:  # never twice in a row
         options["fail"] = lambda client, t: (int(client) + t) % 7 == 0
-    world = World(
-        BALL, parts, DFWTraceClient, fail=options.pop("fail", None), late=options.pop("late", False)
-    )
-    world.rounds = UntilEqual()
-    x, _ = world.run(strategy, 400, **options)
+    x, _, world, _ = run(BALL, parts, 400, strategy, **options)
     assert strategy.steps_taken == reference.steps_taken == 20
     assert len(world.rounds) > 40
     np.testing.assert_allclose(x, plain, atol=1e-9)
@@ -121,9 +114,8 @@ def by_hand(domain, parts, products, iterations=1):
     power, x, steps, gap = PowerIteration(domain, iterations), domain.start(), 0, 0.0
     for _ in range(products):
         gradient = np.mean([part.gradient(x) for part in parts], axis=0)
-        if atom := power.take(
-            gradient @ power.vector if power.side == "right" else power.vector @ gradient
-        ):
+        sides = (gradient, power.vector) if power.side == "right" else (power.vector, gradient)
+        if atom := power.take(np.matmul(*sides)):
             steps, gap = steps + 1, float(np.vdot(gradient, x)) + power.value
             move(x, atom, 2 / (steps + 3))
     return x, steps, gap
@@ -163,18 +155,14 @@ def test_only_sums_of_the_replies_are_used():
     """Clients that mask their products and scalars without changing the sums give the
     same run.
     """
-    masks = {size: np.random.default_rng(size).normal(size=(6, size)) for size in (7, 5)}
 
-    class Masked(DFWTraceClient):
-        def step(self, x_bar, config):
-            (product,), metrics = super().step(x_bar, config)
-            mask = masks[len(product)] - masks[len(product)].mean(axis=0)
-            return [product + mask[self.client_id]], {
-                "inner": metrics["inner"] + float(mask[self.client_id, 0])
-            }
+    def masked(client, config, arrays, metrics):
+        mask = np.random.default_rng(arrays[0].size).normal(size=(6, arrays[0].size))
+        own = (mask - mask.mean(axis=0))[client]
+        return [arrays[0] + own], {"inner": metrics["inner"] + float(own[0])}
 
     plain, strategy, _, _ = run(BALL, problems(BALL), 60)
-    masked, other, _, _ = run(BALL, problems(BALL), 60, kind=Masked)
+    masked, other, _, _ = run(BALL, problems(BALL), 60, kind=stepping(masked, DFWTraceClient))
     np.testing.assert_allclose(masked, plain, atol=1e-10)
     assert other.gap == pytest.approx(strategy.gap)
 
@@ -182,9 +170,9 @@ def test_only_sums_of_the_replies_are_used():
 def test_a_client_sends_a_vector_and_never_a_gradient():
     class Listening(DFWTraceClient):
         def fit(self, parameters, config):
-            arrays, n, metrics = super().fit(parameters, config)
+            arrays, *rest = super().fit(parameters, config)
             sent.append((config.get("phase"), [a.shape for a in arrays]))
-            return arrays, n, metrics
+            return arrays, *rest
 
     sent = []
     _, _, _, result = run(BALL, problems(BALL), 8, kind=Listening, evaluate_every=4)
@@ -196,15 +184,13 @@ def test_a_client_sends_a_vector_and_never_a_gradient():
 
 
 def test_a_reply_that_is_no_product_skips_only_its_client(caplog):
-    class Odd(DFWTraceClient):
-        def step(self, x_bar, config):
-            arrays, metrics = super().step(x_bar, config)
-            if self.client_id == 1 and config["server-round"] % 5 == 0:
-                return ([arrays[0][:-1]], metrics) if config["server-round"] % 2 else (arrays, {})
-            return arrays, metrics
+    def odd(client, config, arrays, metrics):
+        if client == 1 and config["server-round"] % 5 == 0:
+            return ([arrays[0][:-1]], metrics) if config["server-round"] % 2 else (arrays, {})
+        return arrays, metrics
 
     _, reference, _, _ = run(BALL, problems(BALL), 20)
-    _, strategy, _, _ = run(BALL, problems(BALL), 20, kind=Odd)
+    _, strategy, _, _ = run(BALL, problems(BALL), 20, kind=stepping(odd, DFWTraceClient))
     assert "its product is not one array" in caplog.text
     assert "its metric 'inner' is missing" in caplog.text
     assert 6 <= strategy.steps_taken < reference.steps_taken
@@ -216,10 +202,8 @@ def test_one_liar_does_not_choose_the_atoms(sampled):
     default.
     """
 
-    class Liar(DFWTraceClient):
-        def step(self, x_bar, config):
-            arrays, metrics = super().step(x_bar, config)
-            return ([-1e6 * arrays[0]] if self.client_id == 0 else arrays), metrics
+    def lie(client, config, arrays, metrics):
+        return ([-1e6 * arrays[0]] if client == 0 else arrays), metrics
 
     parts = problems(BALL, 10)
     for part in parts:
@@ -229,7 +213,8 @@ def test_one_liar_does_not_choose_the_atoms(sampled):
     gaps = []
     for most in (0.0, 1.0):
         strategy = DFWTrace(BALL, DFWTraceOptions(longest_product=most))
-        x = run(BALL, parts, rounds, strategy, Liar, clients_per_round=sampled)[0]
+        liar = stepping(lie, DFWTraceClient)
+        x = run(BALL, parts, rounds, strategy, liar, clients_per_round=sampled)[0]
         gaps.append((value(parts, x) - best) / worst)
     assert gaps[1] < 0.1 < 1 < gaps[0]
     plain, bounded = (
@@ -240,7 +225,6 @@ def test_one_liar_does_not_choose_the_atoms(sampled):
 
 
 def test_a_zero_gradient_gives_an_atom_of_the_domain():
-    for domain in (BALL, CONE):
-        power = PowerIteration(domain)
+    for power in (PowerIteration(BALL), PowerIteration(CONE)):
         atoms = [power.take(np.zeros(power.size)) for _ in range(2)]
-        assert domain.contains(atoms[-1].dense())
+        assert power.domain.contains(atoms[-1].dense())

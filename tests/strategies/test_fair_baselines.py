@@ -4,12 +4,9 @@ FedAvg, and fairness.
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
-from fedapps.clients import ClientData, FedAvgClient, PropFairClient, Split, to_client_app
-from fedapps.engines.inline import InlineGrid
+from fedapps.clients import FedAvgClient, PropFairClient
 from fedapps.strategies import (
     AFL,
     TERM,
@@ -17,7 +14,6 @@ from fedapps.strategies import (
     AAggFFS,
     AFLOptions,
     FedAvg,
-    FedAvgOptions,
     FedMGDA,
     FedMGDAOptions,
     PropFair,
@@ -25,27 +21,18 @@ from fedapps.strategies import (
     QFedAvg,
     QFedAvgOptions,
     TERMOptions,
-    run_rounds,
 )
-from tests.helpers import EchoClient, LossyClient, arrays_of, simulate, that_fails
-from tests.quadratics import Scalar
+from tests.helpers import EchoClient, LossyClient, arrays_of, play, refused, simulate, that_fails
+from tests.quadratics import CONFIG as PLAIN
+from tests.quadratics import quadratic
 
 START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
 
 
 def final(strategy, clients, rounds=1, config=None):
-    return arrays_of(
-        simulate(strategy, lambda i, _: clients[i], len(clients), START, rounds, config)
-    )["w"]
-
-
-def test_uniform_weights():
-    clients = [EchoClient(1.0, 1), EchoClient(5.0, 3)]
-    np.testing.assert_allclose(final(FedAvg(), clients), 4.0)
-    np.testing.assert_allclose(final(FedAvg(weights="uniform"), clients), 3.0)
-    with pytest.raises(ValueError, match="weights = 'sample': did you mean 'samples'"):
-        FedAvgOptions("sample")
+    result = simulate(strategy, lambda i, _: clients[i], len(clients), START, rounds, config)
+    return arrays_of(result)["w"]
 
 
 def test_afl_by_hand():
@@ -53,15 +40,9 @@ def test_afl_by_hand():
     0.9): (0.3, 0.7).
     """
     strategy, seen = AFL(FedAvg(), AFLOptions(0.5)), []
-    clients = [LossyClient(1.0, 0.2), LossyClient(2.0, 0.6)]
-    simulate(
-        strategy,
-        lambda i, _: clients[i],
-        2,
-        START,
-        2,
-        callbacks=[lambda now: seen.append(list(strategy.last_weights.values()))],
-    )
+    note = lambda now: seen.append(list(strategy.last_weights.values()))
+    client = lambda i, _: LossyClient([1.0, 2.0][i], [0.2, 0.6][i])
+    simulate(strategy, client, 2, START, 2, callbacks=[note])
     np.testing.assert_allclose(seen, [[0.4, 0.6], [0.3, 0.7]])
 
 
@@ -95,12 +76,12 @@ def test_q_fedavg_by_hand():
     = 8 + 2 and 72 + 4, step 2 + 12 over 86.
     """
     clients = [LossyClient(1.0, 1.0, 7), LossyClient(3.0, 2.0, 1)]
-    np.testing.assert_allclose(
-        final(QFedAvg(FedAvg(), QFedAvgOptions(q=1)), clients, 1, CONFIG), 14 / 86, rtol=1e-8
-    )
-    np.testing.assert_allclose(
-        final(QFedAvg(FedAvg(), QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8
-    )
+    for options, config in (
+        (QFedAvgOptions(q=1), CONFIG),
+        (QFedAvgOptions(q=1, lipschitz=2.0), {}),
+    ):
+        got = final(QFedAvg(FedAvg(), options), clients, 1, config)
+        np.testing.assert_allclose(got, 14 / 86, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("prior", "share"), [("uniform", 0.6), ("samples", 0.15)])
@@ -119,49 +100,37 @@ def test_q_fedavg_is_flowers_with_the_same_lipschitz_constant(q):
     class Both(LossyClient):
         def fit(self, parameters, config):
             arrays, n, metrics = super().fit(parameters, config)
-            return (
-                [arrays[0] * np.array([1.0, 1.1])],
-                n,
-                {**metrics, "train_loss": self.loss_of(config["server-round"])},
-            )
+            told = {**metrics, "train_loss": self.loss_of(config["server-round"])}
+            return [arrays[0] * np.array([1.0, 1.1])], n, told
 
     clients = [Both(0.1 * (1 + i), lambda t, i=i: 0.3 + i + 0.1 * t, 1 + i) for i in range(3)]
     minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     theirs = flower.QFedAvg(client_learning_rate=0.5, q=q, fraction_evaluate=0, **minima)
-    app = to_client_app(lambda c: clients[c.node_config["partition-id"]])
-    start, config = (
-        ArrayRecord({"w": Array(np.ones(2))}),
-        ConfigRecord({"learning-rate": 0.5, "lr-decay": 1.0}),
-    )
-    ours = QFedAvg(FedAvg(), QFedAvgOptions(q=q))
+    config = {"learning-rate": 0.5, "lr-decay": 1.0}
     a, b = (
-        run_rounds(s, InlineGrid(app, 3), start, 2, train_config=config).arrays["w"].numpy()
-        for s in (theirs, ours)
+        arrays_of(play(strategy, lambda i: clients[i], 3, {"w": np.ones(2)}, 2, config))["w"]
+        for strategy in (theirs, QFedAvg(FedAvg(), QFedAvgOptions(q=q)))
     )
     np.testing.assert_allclose(b, a, rtol=1e-7)
 
 
 def test_q_fedavgs_constant_follows_the_learning_rate():
-    seen = []
-    strategy = QFedAvg(FedAvg())
+    strategy, seen, clients = QFedAvg(FedAvg()), [], [LossyClient(1.0, 1.0)] * 2
     note = lambda now: seen.append(strategy._lipschitz)
-    simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, CONFIG, callbacks=[note])
-    np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
-    seen.clear()
-    flower = {"lr" if key == "learning-rate" else key: value for key, value in CONFIG.items()}
-    simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, flower, callbacks=[note])
-    np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
-    with pytest.raises(ValueError, match=r"put learning-rate \(or lr\) into train_config"):
-        simulate(QFedAvg(FedAvg()), lambda i, _: LossyClient(1.0, 1.0), 2, START, 1)
+    for rate in ("learning-rate", "lr"):  # Flower's name, too
+        config = {rate: 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
+        simulate(strategy, lambda i, _: clients[i], 2, START, 5, config, callbacks=[note])
+    np.testing.assert_allclose(seen, [2, 2, 4, 4, 8] * 2)
+    said = r"put learning-rate \(or lr\) into train_config"
+    refused(lambda: final(QFedAvg(FedAvg()), clients), said)
 
 
 def test_q_fedavg_works_with_losses_of_any_size():
     for losses in ([0.0, 0.0], [0.0, 1.0], [1e30, 1e-30]):
         clients = [LossyClient(1.0, value) for value in losses]
         with np.errstate(over="raise", invalid="raise", divide="raise"):
-            assert np.isfinite(
-                final(QFedAvg(FedAvg(), QFedAvgOptions(q=10.0)), clients, 2, CONFIG)
-            ).all()
+            end = final(QFedAvg(FedAvg(), QFedAvgOptions(q=10.0)), clients, 2, CONFIG)
+        assert np.isfinite(end).all()
 
 
 # --- FedMGDA+ -------------------------------------------------------------------------
@@ -219,43 +188,15 @@ def test_fedmgdas_direction_raises_no_clients_loss_to_first_order():
 # --- all of them ----------------------------------------------------------------------
 
 
+# few clients are far from most
 TARGETS, SIZES = [0.0, 0.0, 1.0], [8, 8, 1]
 
 
-def quadratic(kind, i):
-    """Return a client of ``kind`` with the loss ``(w - t_i)^2 / 2`` on n_i samples: few
-    clients are far from most.
-    """
-
-    class Quadratic(kind):
-        def loss(self, x, y):
-            return ((self.model.w - TARGETS[i]) ** 2).sum() / 2
-
-        def evaluate(self, parameters, config):
-            return float(parameters[0][0]), 1, {}
-
-    data = Split(torch.zeros(SIZES[i], 1), torch.zeros(SIZES[i], dtype=torch.int64))
-    return Quadratic(lambda seed: Scalar(), ClientData(data, data, data), i)
-
-
 def solution(strategy, kind=FedAvgClient, rounds=40, rate=0.4):
-    config = {
-        "learning-rate": rate,
-        "lr-decay": 1.0,
-        "momentum": 0.0,
-        "weight-decay": 0.0,
-        "batch-size": 10,
-        "local-epochs": 1,
-    }
-    result = simulate(
-        strategy,
-        lambda i, _: quadratic(kind, i),
-        3,
-        {"w": np.float32([0.3])},
-        rounds,
-        config,
-        evaluate_every=0,
-    )
+    config = {**PLAIN, "learning-rate": rate, "local-epochs": 1}
+    client = lambda i, _: quadratic(kind, i, None, [1.0] * 3, TARGETS, SIZES[i])
+    start = {"w": np.float32([0.3])}
+    result = simulate(strategy, client, 3, start, rounds, config, evaluate_every=0)
     return float(arrays_of(result)["w"][0])
 
 
@@ -290,9 +231,8 @@ def test_q_fedavgs_fixed_point():
 def test_terms_fixed_point():
     """2 e^(lambda w^2 / 2) w = e^(lambda (1 - w)^2 / 2) (1 - w)."""
     w = solution(TERM(FedAvg(), TERMOptions(5.0)), rounds=100)
-    assert 2 * np.exp(5 * w**2 / 2) * w == pytest.approx(
-        np.exp(5 * (1 - w) ** 2 / 2) * (1 - w), rel=1e-3
-    )
+    pull = lambda gap: np.exp(5 * gap**2 / 2) * gap
+    assert 2 * pull(w) == pytest.approx(pull(1 - w), rel=1e-3)
 
 
 def test_propfairs_fixed_point_and_its_limit():

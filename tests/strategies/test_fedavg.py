@@ -1,12 +1,8 @@
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
-from fedapps.clients import to_client_app
-from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
-    ClientGrid,
     FedAdam,
     FedAvg,
     PrivacyOptions,
@@ -16,7 +12,6 @@ from fedapps.strategies import (
     RobustOptions,
     Scaffold,
     UpdateBound,
-    run_rounds,
 )
 from tests.helpers import EchoClient, LossyClient, arrays_of, play, simulate
 
@@ -28,8 +23,7 @@ def test_average_by_hand():
     result = simulate(
         FedAvg(), lambda i, _: EchoClient(shifts[i], sizes[i]), 3, START, num_rounds=2
     )
-    per_round = (1 + 4 + 6) / 4
-    np.testing.assert_allclose(arrays_of(result)["w"], 2 * per_round)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2 * ((1 + 4 + 6) / 4))
     assert arrays_of(result)["n"].dtype == np.int64  # a counter stays a counter
     assert list(arrays_of(result)) == ["w", "n"]  # names survive the trip through NumPyClient
 
@@ -45,6 +39,7 @@ def test_metrics_are_weighted_by_samples():
 
 
 MASK = np.float32([0, -np.inf, np.finfo(np.float32).min])
+MASKED = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
 MIX = {
     "fedavg": FedAvg,
     "fedadam": FedAdam,
@@ -69,31 +64,20 @@ class Lossy(LossyClient):
 
 @pytest.mark.parametrize("name", MIX)
 def test_a_mask_travels_as_it_is_and_spoils_nothing_beside_it(name):
-    start = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
     bound = UpdateBound(100.0, "clip") if name == "clipped" else UpdateBound(max_relative_update=3)
-    grid = lambda app: ClientGrid(InlineGrid(app, 4), bound=bound)
-    client = lambda i, _: Lossy([1.0, 2.0, 3.0, 2.0][i], 1.0, 10)
-    options = {"learning-rate": 1.0}
-    failed = []
-    result = simulate(
-        MIX[name](), client, 4, start, 2, options,
-        grid=grid(to_client_app(lambda c: client(c.node_config["partition-id"], None))),
-        callbacks=[lambda now: failed.extend(now.failures)],
-    )  # fmt: skip
-    assert not failed
+    client = lambda i: Lossy([1.0, 2.0, 3.0, 2.0][i], 1.0, 10)
+    result = play(MIX[name](), client, 4, MASKED, 2, {"learning-rate": 1.0}, on={"bound": bound})
+    assert not any(now.failures for now in result.seen)
     assert np.array_equal(arrays_of(result)["mask"], MASK)
     assert np.isfinite(arrays_of(result)["w"]).all()
     assert (arrays_of(result)["w"] != 0).all()
 
 
 def test_a_new_infinity_is_still_a_fault():
-    start = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
-    client = lambda i, _: Lossy(np.inf if i else 1.0, 1.0, 10)
-    failed = []
-    note = lambda now: failed.extend(failure.reason for failure in now.failures)
-    result = simulate(FedAvg(), client, 2, start, 1, callbacks=[note])
+    result = play(FedAvg(), lambda i: Lossy(np.inf if i else 1.0, 1.0, 10), 2, MASKED)
     np.testing.assert_array_equal(arrays_of(result)["w"], 1.0)
-    assert failed == ["array 'w' holds values that are not finite"]
+    (failure,) = result.seen[0].failures
+    assert failure.reason == "array 'w' holds values that are not finite"
 
 
 def test_complex_arrays_are_averaged_to_flowers_numbers():
@@ -112,11 +96,7 @@ def test_an_undefined_score_costs_the_score_and_not_the_model(kind, caplog):
             return 1.0, 1, {"accuracy": 0.5, **self.metrics}
 
     auc = [{"auc": 0.5}, {"auc": 0.7}, {"auc": float("nan")}]
-    with caplog.at_level("WARNING"):
-        client = lambda c: Undefined([1, 2, 6][i := c.node_config["partition-id"]], 1, auc[i])
-        grid = ClientGrid(InlineGrid(to_client_app(client), 3))
-        arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in START.items()})
-        result = run_rounds(kind(), grid, arrays, 1)
+    result = play(kind(), lambda i: Undefined([1, 2, 6][i], 1, auc[i]), 3, START)
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
     # Flower's strategy needs equal names: a model is worth more than the score of all
     # that was trained with it, an evaluation is not
@@ -133,12 +113,9 @@ def test_an_evaluation_whose_loss_is_not_a_number_is_one_of_a_model_that_diverge
         def evaluate(self, parameters, config):
             return float("nan"), 1, {"accuracy": 0.1}
 
-    failures = []
-    simulate(
-        FedAvg(), lambda i, _: [EchoClient(0), Diverged(0)][i], 2, START, 1,
-        callbacks=[lambda now: failures.extend(now.evaluated.failures)],
-    )  # fmt: skip
-    assert [(f.client, f.reason) for f in failures] == [(1, "metric 'loss' is not finite")]
+    (now,) = play(FedAvg(), lambda i: [EchoClient(0), Diverged(0)][i], 2, START).seen
+    (failure,) = now.evaluated.failures
+    assert (failure.client, failure.reason) == (1, "metric 'loss' is not finite")
 
 
 def test_a_metric_that_only_some_clients_report_does_not_end_the_run():
@@ -152,29 +129,21 @@ def test_a_metric_that_only_some_clients_report_does_not_end_the_run():
 
 
 def test_sampling_follows_the_seed_and_covers_everyone():
-    def sampled(seed):
-        seen = []
-
-        client = lambda i: EchoClient(0, heard=lambda c: seen.append((c["server-round"], i)))
-        on = {"seed": seed, "clients_per_round": 3}
-        play(FedAvg(), client, 10, START, 30, on=on, evaluate_every=0)
-        return seen
-
-    first = sampled(1)
-    assert first == sampled(1)
-    assert first != sampled(2)
-    rounds = [{i for r, i in first if r == n} for n in range(1, 31)]
-    assert all(len(chosen) == 3 for chosen in rounds)
-    assert set.union(*rounds) == set(range(10))
-
-
-def test_fraction_train_is_kept_from_flower():
-    result = simulate(
-        FedAvg(fraction_train=0.5, fraction_evaluate=0),
-        lambda i, _: EchoClient(0, 1, {"one": 1.0}),
-        4,
-        START,
-        1,
+    one, again, other = (
+        [
+            now.trained.clients
+            for now in play(
+                FedAvg(),
+                lambda i: EchoClient(0),
+                10,
+                START,
+                30,
+                on={"seed": seed, "clients_per_round": 3},
+                evaluate_every=0,
+            ).seen
+        ]
+        for seed in (1, 1, 2)
     )
-    assert result.train_metrics_clientapp[1]["one"] == 1.0
-    assert not result.evaluate_metrics_clientapp
+    assert one == again != other
+    assert all(len(chosen) == 3 for chosen in one)
+    assert set().union(*one) == set(range(10))

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 
-from fedapps.clients import to_client_app
-from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
-from tests.helpers import EchoClient, arrays_of, simulate, that_fails
+from fedapps.strategies import FedAdagrad, FedAdam, FedOptOptions, FedYogi
+from tests.helpers import EchoClient, arrays_of, play, that_fails
 
 # Before 1.30 Flower's own adaptive strategies fail on an array without axes.
 START = {"w": np.array([0.5, -1.0]), "b": np.array(2.0)}
@@ -40,14 +37,12 @@ class Pull(EchoClient):
         )
 
 
-def reference(second, rounds=ROUNDS):
-    """Return w after ``rounds`` of Algorithm 2."""
+def reference(second):
+    """Return w after ROUNDS of Algorithm 2."""
     w, m, v = np.array([0.5, -1.0, 2.0]), np.zeros(3), np.full(3, OPTIONS.tau**2)
     targets = [np.append(t, t[1]) for t in TARGETS]
-    for _ in range(rounds):
-        delta = sum(n * (target - w) / 3 for n, target in zip(SIZES, targets, strict=True)) / sum(
-            SIZES
-        )
+    for _ in range(ROUNDS):
+        delta = np.average([(target - w) / 3 for target in targets], axis=0, weights=SIZES)
         m = 0.6 * m + 0.4 * delta
         v = second(v, delta**2)
         w = w + 0.3 * m / (np.sqrt(v) + 0.05)
@@ -59,19 +54,10 @@ def flat(result):
     return np.append(arrays["w"], arrays["b"])
 
 
-def run(strategy, rounds=ROUNDS, **options):
-    client_grid = ClientGrid(
-        InlineGrid(to_client_app(lambda c: Pull(c.node_config["partition-id"])), 2)
-    )
-    arrays = options.pop(
-        "arrays", ArrayRecord({name: Array(value) for name, value in START.items()})
-    )
-    return run_rounds(strategy, client_grid, arrays, rounds, evaluate_every=0, **options)
-
-
 @pytest.mark.parametrize("kind", SECOND)
 def test_algorithm_2(kind):
-    np.testing.assert_allclose(flat(run(kind(OPTIONS))), reference(SECOND[kind]), rtol=1e-10)
+    result = play(kind(OPTIONS), Pull, 2, START, ROUNDS)
+    np.testing.assert_allclose(flat(result), reference(SECOND[kind]), rtol=1e-10)
 
 
 def test_counters_and_running_statistics_are_averaged():
@@ -83,28 +69,20 @@ def test_counters_and_running_statistics_are_averaged():
     }
     client = EchoClient(0)
     client.fit = lambda p, c: ([p[0] - 1, p[1] - np.float32(0.005), p[2] + 2], 1, {})
-    result = arrays_of(
-        simulate(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i, _: client, 2, start, 1)
-    )
+    strategy = FedAdam(FedOptOptions(server_learning_rate=1.0))
+    result = arrays_of(play(strategy, lambda i: client, 2, start))
     np.testing.assert_allclose(result["layer.running_var"], 0.005, rtol=1e-6)
     assert result["layer.num_batches_tracked"] == 6
     assert result["layer.num_batches_tracked"].dtype == np.int64
     assert result["layer.weight"].dtype == np.float32
-    np.testing.assert_allclose(
-        result["layer.weight"], 1 - 0.1 / (np.sqrt(0.99 * 1e-6 + 0.01) + 1e-3), rtol=1e-5
-    )
+    moved = 1 - 0.1 / (np.sqrt(0.99 * 1e-6 + 0.01) + 1e-3)
+    np.testing.assert_allclose(result["layer.weight"], moved, rtol=1e-5)
 
 
 def test_an_empty_round_changes_no_moment():
     strategy, seen = FedAdam(OPTIONS), []
-    simulate(
-        strategy,
-        lambda i, _: that_fails(Pull, [2])(i),
-        2,
-        START,
-        3,
-        callbacks=[lambda now: seen.append((strategy.m, strategy.v))],
-    )
+    note = lambda now: seen.append((strategy.m, strategy.v))
+    play(strategy, that_fails(Pull, [2]), 2, START, 3, callbacks=[note])
     assert seen[0][0] is seen[1][0]
     assert seen[0][1] is seen[1][1]
 
@@ -127,7 +105,7 @@ def test_one_poisoned_round_does_not_stop_the_later_ones(kind):
         lengths.append(strategy.longest)
         strategy.load_state_dict(strategy.state_dict())
 
-    result = simulate(strategy, lambda i, _: Liar(i), 2, START, 60, callbacks=[note])
+    result = play(strategy, Liar, 2, START, 60, callbacks=[note])
     assert lengths[2] == pytest.approx(5 * lengths[1])
     goal = np.average([[3, 1, 1], [-1, 0.1, 0.1]], axis=0, weights=SIZES)
     assert np.abs(flat(result) - goal).max() < 0.3

@@ -10,13 +10,13 @@ import torch
 
 from fedapps.algorithms.boosting.additive import Additive
 from fedapps.algorithms.boosting.additive_values import values_at
-from fedapps.algorithms.boosting.functional import LOSSES, coded
+from fedapps.algorithms.boosting.functional import LOSSES
 from fedapps.algorithms.boosting.regression import FitOptions
 from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 from fedapps.clients import FFGBClient
 from fedapps.strategies import FFGB, FFGBOptions
 from tests.boosted import Federation, Table, points, recursion
-from tests.helpers import arrays_of, blobs, small_net
+from tests.helpers import arrays_of, blobs, refused, small_net
 
 
 def net_oracle(kind="l2", steps=15):
@@ -25,6 +25,8 @@ def net_oracle(kind="l2", steps=15):
     )
 
 
+FOUR = torch.arange(4.0)[:, None]
+OVERLAPPING = [points([0, 1, 2], [0, 1, 0]), points([1, 2, 3], [1, 1, 0])]
 CASES = [
     ("ffgb", {}, "l2"),
     ("ffgb", {"loss": "square", "weights": "samples"}, "l2"),
@@ -44,15 +46,9 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
     federation = Federation(
         datas, oracle, 3, lambda k, now: fails[k, now], lambda k, now: forgets[k, now]
     )
-    strategy = FFGB(FFGBOptions(local_steps=2, eta_0=2.0, **options), variant)
-    scores = {}
-    result = federation.run(
-        strategy,
-        20,
-        3,
-        evaluate_every=7,
-        callbacks=[lambda now: scores.update(now.evaluated.metrics if now.evaluated else {})],
-    )
+    strategy, scores = FFGB(FFGBOptions(local_steps=2, eta_0=2.0, **options), variant), {}
+    note = lambda now: scores.update(now.evaluated.metrics if now.evaluated else {})
+    result = federation.run(strategy, 20, 3, evaluate_every=7, callbacks=[note])
     function = Additive.from_arrays(arrays_of(result))
     assert function.version == strategy.function.version > 15
     for number, data in enumerate(datas):
@@ -83,13 +79,12 @@ def test_a_client_that_lost_its_values_gets_the_whole_function_once():
         forgets=lambda k, now: (k, now) == (1, 4),
     )
     federation.run(FFGB(FFGBOptions(local_steps=2)), 7, evaluate_every=0)
-    of_client = {
-        number: [sizes for now, who, sizes in federation.sent if who == number]
-        for number in range(3)
-    }
+    one, other, _ = (
+        [sizes for _, who, sizes in federation.sent if who == number] for number in range(3)
+    )
     # K = 2 learners of each of the three, but without client 1 in round 4
-    assert of_client[0] == [0, 6, 6, 6, 4, 6, 6]
-    assert of_client[1] == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
+    assert one == [0, 6, 6, 6, 4, 6, 6]
+    assert other == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
 
 
 def test_a_client_that_lost_its_values_and_is_not_sampled_is_scored_again():
@@ -126,31 +121,23 @@ def test_a_rounds_work_does_not_grow_with_the_rounds():
 
     federation = Federation([blobs(seed=k) for k in range(3)], Counting(), 3)
     federation.run(FFGB(FFGBOptions(local_steps=2)), 50, evaluate_every=0, callbacks=[note])
-    assert (
-        len(set(work[1:-1])) == 1
-    )  # round 1 has no earlier learners to add, the last one is scored
+    # round 1 has no earlier learners to add, the last one is scored
+    assert len(set(work[1:-1])) == 1
     assert max(sent[1:]) - min(sent[1:]) < 64  # digits of round numbers
-    values = federation.kept(0)[1]
-    assert [v.dtype for v in values] == [np.float32] * 2
-    assert sum(v.nbytes for v in values) == (36 + 12) * 3 * 4
+    kept = [(values.dtype, values.size) for values in federation.kept(0)[1]]
+    assert kept == [(np.float32, 36 * 3), (np.float32, 12 * 3)]
 
 
 def test_traffic_is_counted_in_models():
     federation = Federation(
         [blobs(seed=k) for k in range(4)], net_oracle(), 3, fails=lambda k, now: (k, now) == (2, 2)
     )
-    counts = []
-    strategy = FFGB(FFGBOptions(local_steps=3))
-    federation.run(
-        strategy,
-        4,
-        evaluate_every=0,
-        callbacks=[
-            lambda now: counts.append(
-                [*strategy.models_sent.values(), now.train_metrics["learners"]]
-            )
-        ],
-    )
+    strategy, counts = FFGB(FFGBOptions(local_steps=3)), []
+
+    def note(now):
+        counts.append([*strategy.models_sent.values(), now.train_metrics["learners"]])
+
+    federation.run(strategy, 4, evaluate_every=0, callbacks=[note])
     # Client 2's answer of round 2 was lost: in round 3 it is sent again what round 2's
     # message brought.
     assert counts == [[12, 0, 12], [9, 48, 21], [12, 3 * 9 + 21, 33], [12, 48, 45]]
@@ -158,26 +145,22 @@ def test_traffic_is_counted_in_models():
 
 def test_the_run_equals_the_recursion_written_out():
     """Two clients, K = 2, partial oracle: f^{t+1} = mean of the g_i of Algorithm 2."""
-    datas = [points([0, 1, 2], [0, 1, 0]), points([1, 2, 3], [1, 1, 0])]
-    oracle = Table(4, gamma=0.6)
-    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0)
-    federation = Federation(datas, oracle, 2)
-    result = federation.run(FFGB(options), 5, evaluate_every=0)
-    everywhere = torch.arange(4.0)[:, None]
-    values = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(values, recursion(datas, 0.6, 5))
+    federation = Federation(OVERLAPPING, Table(4, gamma=0.6), 2)
+    values = federation.values(FFGB(FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0)), 5, FOUR)
+    torch.testing.assert_close(values, recursion(OVERLAPPING, 0.6, 5))
 
 
-def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
-    data = points(list(range(6)), [0, 1, 2, 0, 1, 1])
-    options = FFGBOptions(local_steps=2, mu=0.05, eta_0=4.0)
-    federation = Federation([data], Table(6), 3)
-    result = federation.run(FFGB(options), 12)
-    g = torch.zeros(6, 3)
-    for step in range(24):
-        g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
-    values = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
-    np.testing.assert_allclose(values, g, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(("bound", "which"), [(0.03, "learners"), (0.1, "residuals")])
+def test_ffgb_c_is_the_recursion_with_both_clips(bound, which):
+    """gamma = 0.5: learners are cut to (2 - gamma) G / gamma = 3 G, residuals to (1 -
+    gamma) G / gamma = G; see which cut matters.
+    """
+    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0, gradient_bound=bound, gamma=0.5)
+    federation = Federation(OVERLAPPING, Table(4, gamma=0.3), 2)
+    values = federation.values(FFGB(options, "ffgb-c"), 4, FOUR)
+    torch.testing.assert_close(values, recursion(OVERLAPPING, 0.3, 4, 3 * bound, bound))
+    others = (9.0, bound) if which == "learners" else (3 * bound, 9.0)
+    assert (values - recursion(OVERLAPPING, 0.3, 4, *others)).abs().max() > 0.03
 
 
 # --- the theorems, on toys ------------------------------------------------------------
@@ -198,13 +181,7 @@ def distance(
     options = FFGBOptions(
         local_steps=local_steps, mu=mu, schedule=schedule, loss="square", residual=residual
     )
-    result = federation.run(FFGB(options), rounds, evaluate_every=0)
-    f = values_at(
-        Additive.from_arrays(arrays_of(result)),
-        torch.arange(float(size))[:, None],
-        1,
-        oracle.predict,
-    )[:, 0]
+    f = federation.values(FFGB(options), rounds, torch.arange(float(size))[:, None])[:, 0]
     weight, total = np.zeros(size), np.zeros(size)
     for a, y in zip(at, labels, strict=True):
         weight[a] += 1 / 2 / own
@@ -285,15 +262,7 @@ def test_ffgb_l_respects_the_slope_between_points():
     of both clients.
     """
     datas = [points([0, 4], [0, 1]), points([2, 6], [1, 0])]
-    result = Federation(datas, RidgeOracle(0.0), 1).run(
-        FFGB(FFGBOptions(), "ffgb-l"), 30, evaluate_every=0
-    )
-    f = values_at(
-        Additive.from_arrays(arrays_of(result)),
-        torch.tensor([[0.0], [2.0], [4.0], [6.0]]),
-        1,
-        RidgeOracle().predict,
-    )
+    f = Federation(datas, RidgeOracle(0.0), 1).values(FFGB(variant="ffgb-l"), 30, 2 * FOUR)
     # least squares through two points each
     lines = (-1 + 0.5 * np.array([0, 2, 4, 6]) + 2 - 0.5 * np.array([0, 2, 4, 6])) / 2
     np.testing.assert_allclose(f[:, 0], lines, atol=1e-4)
@@ -309,9 +278,8 @@ def test_a_diverged_learner_is_skipped_and_its_client_named(caplog):
                 raise ValueError("the fit diverged (loss nan at learning-rate = 9): lower it")
             return super().fit(x, target, rng)
 
+    federation, strategy = Federation([blobs(n=n) for n in (60, 50, 70)], Breaks(), 3), FFGB()
     failures = []
-    federation = Federation([blobs(n=60), blobs(n=50), blobs(n=70)], Breaks(), 3)
-    strategy = FFGB()
     federation.run(strategy, 3, callbacks=[lambda now: failures.append(now.trained.failures)])
     assert [[failure.client for failure in of_round] for of_round in failures] == [[1]] * 3
     assert "the fit diverged" in failures[0][0].reason
@@ -321,31 +289,18 @@ def test_a_diverged_learner_is_skipped_and_its_client_named(caplog):
 
 @pytest.mark.parametrize("fault", ["count", "shape", "version", "names"])
 def test_a_reply_that_does_not_fit_is_skipped(fault):
-    class Odd(Federation):
-        def client(self, number, context=None):
-            inner = super().client(number)
-            if number != 1:
-                return inner
-
-            class Wrong(type(inner)):
-                def fit(self, parameters, config):
-                    arrays, n, metrics = FFGBClient.fit(self, parameters, config)
-                    if fault == "count":
-                        arrays = [np.concatenate([a, a]) for a in arrays]
-                    elif fault == "shape":
-                        arrays = [np.concatenate([a, a], axis=1) for a in arrays]
-                    elif fault == "version":
-                        metrics["holds"] = 999
-                    else:
-                        del metrics["learner-arrays"]
-                    return arrays, n, metrics
-
-            inner.__class__ = Wrong
-            return inner
+    def lie(number, server_round, arrays, metrics):
+        if number != 1:
+            return arrays
+        if fault == "version":
+            metrics["holds"] = 999
+        elif fault == "names":
+            del metrics["learner-arrays"]
+        axis = {"count": 0, "shape": 1}.get(fault)
+        return arrays if axis is None else [np.concatenate([a, a], axis) for a in arrays]
 
     strategy = FFGB()
-    federation = Odd([blobs(seed=k) for k in range(3)], RidgeOracle(), 3)
-    federation.run(strategy, 3)
+    Federation([blobs(seed=k) for k in range(3)], RidgeOracle(), 3, lies=lie).run(strategy, 3)
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
 
 
@@ -366,41 +321,46 @@ def test_learners_are_compared_with_the_largest_median_so_far():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_learners_far_larger_than_most_are_skipped(late):
-    class Large(Federation):
-        def client(self, number, context=None):
-            inner = super().client(number)
-
-            class Boasts(type(inner)):
-                def fit(self, parameters, config):
-                    arrays, n, metrics = super().fit(parameters, config)
-                    lies = number == 1 and (not late or config["server-round"] == 4)
-                    return [array * (40 if lies else 1) for array in arrays], n, metrics
-
-            inner.__class__ = Boasts
-            return inner
+    def boast(number, server_round, arrays, metrics):
+        large = number == 1 and (not late or server_round == 4)
+        return [array * (40 if large else 1) for array in arrays]
 
     strategy = FFGB(FFGBOptions(eta_0=3.0))
-    Large([blobs(seed=k) for k in range(3)], RidgeOracle(), 3).run(strategy, 4)
+    Federation([blobs(seed=k) for k in range(3)], RidgeOracle(), 3, lies=boast).run(strategy, 4)
     sizes = [len(block) for block in strategy.function.blocks]
     assert sizes == ([3, 3, 3, 2] if late else [2, 2, 2, 2])
 
 
 def test_labels_beyond_the_outputs_are_an_error():
-    with pytest.raises(
-        ValueError,
-        match=r"labels 0\.\.2 of type torch\.int64, but the function has outputs for 2 classes",
-    ):
-        FFGBClient(blobs(), RidgeOracle(), 2)
+    said = r"labels 0\.\.2 of type torch\.int64, but the function has outputs for 2 classes"
+    refused(lambda: FFGBClient(blobs(), RidgeOracle(), 2), said)
 
 
 def test_a_constant_too_small_for_the_data_is_named_with_its_pair():
-    failures = []
     federation = Federation([blobs(seed=k) for k in range(2)], RidgeOracle(), 3)
-    with pytest.raises(
-        RuntimeError, match=r"lipschitz = 0.01 is too small: samples \d+ and \d+ need"
-    ):
-        federation.run(
-            FFGB(FFGBOptions(lipschitz=0.01), "ffgb-l"),
-            3,
-            callbacks=[lambda now: failures.append(now.failures)],
-        )
+    strategy = FFGB(FFGBOptions(lipschitz=0.01), "ffgb-l")
+    with pytest.raises(RuntimeError, match=r"lipschitz = 0.01 is too small: samples \d+ and"):
+        federation.run(strategy, 3)
+
+
+# --- the variants ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_ffgb_ls_target_is_one_function_of_which_the_oracle_sees_values_too(residual):
+    """At its points the target as a function has the target's values, for every
+    learner: u + what the ones before left.
+    """
+    seen = []
+
+    class Watching(RidgeOracle):
+        def fit(self, x, target, rng):
+            seen.append((target.values, target.function(x)))
+            return super().fit(x, target, rng)
+
+    strategy = FFGB(FFGBOptions(local_steps=3, residual=residual), "ffgb-l")
+    Federation([blobs(seed=1)], Watching(), 3).run(strategy, 2, evaluate_every=0)
+    assert len(seen) == 6
+    for values, function in seen:
+        torch.testing.assert_close(function, values, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(seen[1][0], seen[0][0]) != residual

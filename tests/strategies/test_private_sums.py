@@ -8,13 +8,12 @@ import pytest
 
 from fedapps.algorithms.common.privacy import concentrated_epsilon
 from fedapps.algorithms.secure.vector import Terms, to_vector
-from fedapps.clients import SecureApp, to_client_app
+from fedapps.clients import SecureApp
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import (
     AAggFFS,
-    ClientGrid,
     FedAvg,
     PrivacyOptions,
     PrivateSum,
@@ -23,12 +22,9 @@ from fedapps.strategies import (
     SecureSum,
     TooFewReplies,
     UpdateBound,
-    run_rounds,
 )
-from fedapps.strategies.base.records import to_record
-from fedapps.strategies.secure import secured
-from tests.helpers import EchoClient, rounds_of, run_inline
-from tests.secure_grids import ON, Losing, app_of, run
+from tests.helpers import EchoClient, refused, rounds_of, run_inline
+from tests.secure_grids import ON, Losing, app_of, run, summed
 
 NUMBERS = 20_000
 START = {"w": np.zeros(NUMBERS, np.float32), "running_var": np.zeros(3), "count": np.array(7)}
@@ -48,7 +44,7 @@ def test_updates_are_clipped_and_have_equal_weights():
     norm of that is shortened to C.
     """
     shifts = [0.001, 3.0, 2.0, 1.0, -0.002]
-    found, *_, result = run(
+    found, _, result = run(
         private(noise=1e-6), start=START, make=by(lambda i: shifts[i]), options=ON
     )
     size = math.sqrt(NUMBERS + 3)
@@ -114,58 +110,36 @@ def test_the_budget_ends_the_run_and_a_failed_round_counts():
     assert strategy.releases == 3
     assert strategy.finished
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
-    failing = private(noise=2.0)
-    run(
-        failing,
-        count=5,
-        rounds=3,
-        start=START,
-        options=ON,
-        lost=lambda s, r, c: s == "train" and r == 2 and c > 1,
-    )
+    lost = lambda step, number, place: step == "train" and number == 2 and place > 1
+    run(failing := private(noise=2.0), rounds=3, start=START, options=ON, lost=lost)
     assert failing.releases == 3
 
 
 @pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (0, False), (None, False)])
 def test_a_site_can_demand_noise(noise, fits):
     """Client 0 does, so it is in no sum with less noise, and in none in the clear."""
-
-    class Demanding(SecureApp):
-        def __call__(self, message, context):
-            if context.node_config["partition-id"] == 0:
-                context.node_config["secure-noise"] = "1.0"
-            return super().__call__(message, context)
-
-    app = to_client_app(lambda context: EchoClient(0.5))
-    grid = ClientGrid(InlineGrid(Demanding(app, lambda _: False), 5), seed=0, num_clients=5)
+    base = InlineGrid(SecureApp(app_of(lambda i: EchoClient(0.5)).app, lambda context: False), 5)
+    base.contexts[1000].node_config["secure-noise"] = "1.0"
     strategy = private(noise=noise) if noise else FedAvg()
-    if noise is not None:
-        grid = secured(grid, strategy, ON)
-    reasons = []
-    start = to_record(list(START), list(START.values()))
-    run_rounds(
-        strategy, grid, start, 1, callbacks=[lambda now: reasons.extend(map(str, now.failures))]
-    )
+    options = None if noise is None else ON
+    (now,) = summed(base, strategy=strategy, options=options, start=START).seen
+    reasons = [failure.reason for failure in now.failures]
     assert fits == (not reasons)
     assert fits or ("secure-noise = 1" in reasons[0]) == (noise is not None)
 
 
-def test_updates_are_shortened_whatever_kind_of_replies_the_server_names():
+@pytest.mark.parametrize(
+    "lie", [{"replies": "sums"}, {"replies": "update"}, {"clip": False}, {"clear": ["loss-before"]}]
+)
+def test_updates_are_shortened_whatever_kind_of_replies_the_server_names(lie):
     """Noise in units of a norm hides nothing if the update may be longer."""
-    lies = {"replies": "sums"}, {"replies": "update"}, {"clip": False}, {"clear": ["loss-before"]}
-    for lie in lies:
-
-        def change(step, facts, place, lie=lie):
-            if step == "train":
-                facts["terms"].update(lie)
-
-        inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
-        grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy := private(), ON)
-        with pytest.raises(TooFewReplies):
-            run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-        texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
-        assert len(texts) == 5
-        assert all("noise needs models as replies, shortened updates" in text for text in texts)
+    change = lambda step, facts, _: step == "train" and facts["terms"].update(lie)
+    inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
+    with pytest.raises(TooFewReplies):
+        summed(inner, strategy=private(), start=START)
+    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    assert len(texts) == 5
+    assert all("noise needs models as replies, shortened updates" in text for text in texts)
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():
@@ -174,24 +148,24 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
 
     strategy = private()
     strategy.count_releases(0, full)
-    found, inner, *_ = run(strategy, start=START, options=ON)
+    found, inner, _ = run(strategy, start=START, options=ON)
     assert (found["w"] == 0).all()
     assert "train" not in inner.steps
     assert strategy.releases == 0
 
 
 def test_without_secure_sums_nobody_would_add_noise():
-    with pytest.raises(ValueError, match="without secure sums nobody adds noise"):
-        run(private(), start=START)
+    refused(lambda: run(private(), start=START), "without secure sums nobody adds noise")
 
 
 def test_what_is_more_than_an_average_is_refused():
     for strategy in (AAggFFS(FedAvg()), QFedAvg(FedAvg())):
-        with pytest.raises(ValueError, match="only the average can be private"):
-            private(strategy)
+        refused(lambda inner=strategy: private(inner), "only the average can be private")
     assert SecureSum(private()).strategy
-    with pytest.raises(ValueError, match="clipping-norm = 2 bounds"):
-        run(private(), start=START, options=ON, bound=UpdateBound(max_update_norm=1.0))
+    bound = UpdateBound(max_update_norm=1.0)
+    refused(
+        lambda: run(private(), start=START, options=ON, bound=bound), "clipping-norm = 2 bounds"
+    )
 
 
 JOB = {

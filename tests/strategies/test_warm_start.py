@@ -1,11 +1,10 @@
 import numpy as np
-import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam
 
 from fedapps.clients import WarmStartClient
-from fedapps.strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
-from tests.helpers import EchoClient, arrays_of, play, simulate
+from fedapps.strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart
+from tests.helpers import EchoClient, arrays_of, play, refused, simulate
 
 START = {"w": np.float32([1.0, -2.0])}
 
@@ -17,25 +16,15 @@ def flowers_own():
 def test_it_is_one_strategy_and_then_the_other_from_its_model():
     client = lambda i, _: EchoClient(i + 1, i + 1)
     whole = arrays_of(simulate(WarmStart(FedAvg(), 2, flowers_own()), client, 3, START, 5))
-    half = simulate(FedAvg(), client, 3, START, 2)
-    rest = arrays_of(simulate_flowers(flowers_own(), client, half.arrays))
+    half = arrays_of(simulate(FedAvg(), client, 3, START, 2))
+    one = lambda i: EchoClient(i + 1, i + 1)
+    rest = arrays_of(play(flowers_own(), one, 3, half, 5, first_round=3))
     np.testing.assert_array_equal(whole["w"], rest["w"])
 
 
-def simulate_flowers(strategy, client, arrays):
-    from fedapps.clients import to_client_app
-    from fedapps.engines.inline import InlineGrid
-
-    app = to_client_app(lambda context: client(int(context.node_config["partition-id"]), context))
-    return run_rounds(strategy, InlineGrid(app, 3), arrays, 5, first_round=3)
-
-
-class Named(EchoClient):
-    """Its shift shows which half it is."""
-
-
 def halves(i, _):
-    return WarmStartClient({"first": lambda: Named(1), "then": lambda: Named(10)})
+    """Return a client whose shift shows which half it is."""
+    return WarmStartClient({"first": lambda: EchoClient(1), "then": lambda: EchoClient(10)})
 
 
 def test_the_message_says_which_half_of_the_client_answers():
@@ -44,8 +33,8 @@ def test_the_message_says_which_half_of_the_client_answers():
 
 
 def test_a_client_of_two_halves_needs_the_name_of_the_half():
-    with pytest.raises(ValueError, match=r"warm-start-half = None .* must be WarmStart"):
-        halves(0, None).fit([START["w"]], {})
+    said = r"warm-start-half = None .* must be WarmStart"
+    refused(lambda: halves(0, None).fit([START["w"]], {}), said)
 
 
 def test_each_half_has_its_own_rules_for_replies():

@@ -9,15 +9,19 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from fedapps.clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
+from fedapps.strategies import ClientGrid, FedAvg, FedBoost, Patience, TooFewReplies, UpdateBound
 from fedapps.strategies.base.flower_private import ErrorCode
 from fedapps.strategies.base.messages import content_bytes, metrics_of
-from tests.helpers import EchoClient, arrays_of, play, simulate, that_fails
+from fedapps.strategies.base.reply_validation import Rules
+from tests.helpers import EchoClient, arrays_of, play, refused, simulate, that_fails
+from tests.strangers import Unruly, asks, stranger, unruly
 
 START = {"w": np.zeros(2, np.float32)}
+ECHO = to_client_app(lambda context: EchoClient(0))
 
 
 class Saboteur(EchoClient):
@@ -28,10 +32,8 @@ class Saboteur(EchoClient):
         self.i, self.fault = i, fault
 
     def fit(self, parameters, config):
-        arrays, n, metrics = super().fit(parameters, config)
-        if self.i != 1 or config["server-round"] != 2:
-            return arrays, n, metrics
-        return self.fault(arrays, n, metrics)
+        reply = super().fit(parameters, config)
+        return self.fault(*reply) if (self.i, config["server-round"]) == (1, 2) else reply
 
 
 def boom(arrays, n, metrics):
@@ -85,103 +87,67 @@ FAULTS = {
 def test_a_bad_reply_is_left_out_and_named(reason):
     with np.errstate(all="raise"):
         result = play(FedAvg(), lambda i: Saboteur(i, FAULTS[reason]), 3, START, 3)
-    rounds = result.seen
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)  # the others' replies made every round
-    assert [r.trained.clients for r in rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
-    (failure,) = [f for r in rounds for f in r.failures]
+    assert [r.trained.clients for r in result.seen] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    (failure,) = [f for r in result.seen for f in r.failures]
     assert (failure.client, reason in failure.reason) == (1, True), failure.reason
 
 
 def test_an_empty_round_keeps_the_model():
-    client = lambda i, _: that_fails(EchoClient, [2])(1.0)
-    result = simulate(FedAvg(), client, 2, START, 3)
+    result = simulate(FedAvg(), lambda i, _: that_fails(EchoClient, [2])(1.0), 2, START, 3)
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
-def test_a_run_whose_clients_all_fail_is_a_failure():
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [(10, r"client 0: .*the disk of this site is full"), (1, "no round had")],
+)
+def test_a_run_whose_clients_all_fail_is_a_failure(rounds, said):
     client = lambda i, _: that_fails(EchoClient)(1.0)
-    with pytest.raises(TooFewReplies, match=r"client 0: .*the disk of this site is full"):
-        simulate(FedAvg(), client, 2, START, 10)
-    with pytest.raises(TooFewReplies, match="no round had"):
-        simulate(FedAvg(), client, 2, START, 1)
+    refused(lambda: simulate(FedAvg(), client, 2, START, rounds), said, TooFewReplies)
 
 
 def test_min_replies():
-    def client(i, _):
-        return Saboteur(1 if i == 0 else 0, boom)
-
     patience = Patience(min_replies=2, max_failed_rounds=1)
+    client = lambda i, _: Saboteur(1 - i, boom)
     with pytest.raises(TooFewReplies, match="round 2: fewer than min-replies = 2"):
         simulate(FedAvg(), client, 2, START, 3, patience=patience)
 
 
-class Mute(InlineGrid):
-    """A grid on which node 1 never answers training, as a hung client in a
-    simulation.
-    """
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        replies = super().send_and_receive(messages, timeout=timeout)
-        return [
-            r
-            for r in replies
-            if not (r.metadata.src_node_id == 1001 and r.metadata.message_type == "train")
-        ]
-
-
 def test_a_client_that_never_answers():
-    (now,) = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, inner=Mute, timeout=7).seen
+    mute = unruly(lambda message, reply: None if asks(message, 1001) else reply)
+    (now,) = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, inner=mute, timeout=7).seen
     assert [(f.client, f.reason) for f in now.failures] == [(1, "no answer within 7 s")]
 
 
-@pytest.mark.parametrize("simulation", [True, False])
-def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation):
-    """A SuperNode may send this code and these words as well: they cost its reply."""
+@pytest.mark.parametrize(
+    ("simulation", "code", "ends"),
+    [
+        (True, ErrorCode.UNKNOWN, True),
+        # a SuperNode may send this code and these words, and a client these words
+        (False, ErrorCode.UNKNOWN, False),
+        (True, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, False),
+    ],
+)
+def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation, code, ends):
+    """Otherwise it costs a reply."""
+    gone = Error(code, "ActorDiedError: the actor died unexpectedly")
+    gives_up = lambda m, reply: Message(gone, reply_to=m) if asks(m, 1000) else reply
 
-    class Dying(InlineGrid):
-        """What Flower's simulation answers for a client whose worker is gone: client
-        0, in round 1.
-        """
-
+    class Dying(Unruly):
         if simulation:
             pull_interval = 0.1  # by which its grid is known
 
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = super().send_and_receive(messages, timeout=timeout)
-            gone = Error(
-                code=ErrorCode.UNKNOWN, reason="ActorDiedError: the actor died unexpectedly"
-            )
-            return [
-                Message(gone, reply_to=m)
-                if m.metadata.message_type == "train" and m.metadata.dst_node_id == 1000
-                else r
-                for m, r in zip(messages, replies, strict=True)
-            ]
-
+    inner = lambda app, count: Dying(app, count, gives_up)
     died = pytest.raises(RuntimeError, match=r"worker process of client 0 died")
-    with died if simulation else nullcontext():
-        result = play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=Dying)
+    with died if ends else nullcontext():
+        result = play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=inner)
         np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
-def test_a_client_that_says_so_is_not_a_dead_worker():
-    class Lies(EchoClient):
-        def fit(self, parameters, config):
-            raise RuntimeError("ActorDiedError: the actor died unexpectedly")
-
-    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0) if i else Lies(0), 2, START, 2)
-    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
-
-
 def test_a_wide_array_is_cast_to_the_models_type():
-    result = simulate(
-        FedAvg(),
-        lambda i, _: Saboteur(1, lambda a, n, m: ([a[0].astype(np.float64)], n, m)),
-        1,
-        START,
-        3,
-    )
+    wide = lambda a, n, m: ([a[0].astype(np.float64)], n, m)
+    result = simulate(FedAvg(), lambda i, _: Saboteur(1, wide), 1, START, 3)
     assert arrays_of(result)["w"].dtype == np.float32
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
 
@@ -189,17 +155,20 @@ def test_a_wide_array_is_cast_to_the_models_type():
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_wide_array_that_does_not_fit_the_models_type_is_left_out():
     wide = lambda a, n, m: ([a[0].astype(np.float32) + 1e6], n, m)
-    start = {"w": np.zeros(2, np.float16)}
-    result = play(FedAvg(), lambda i: Saboteur(i, wide), 3, start, 3)
+    result = play(FedAvg(), lambda i: Saboteur(i, wide), 3, {"w": np.zeros(2, np.float16)}, 3)
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
     (failure,) = [f for r in result.seen for f in r.failures]
     assert "not finite" in failure.reason
 
 
 @pytest.mark.parametrize(
-    ("action", "expected"), [("reject", 1.0), ("clip", (1 + 2 / np.sqrt(2)) / 2)]
+    ("action", "expected", "reasons"),
+    [
+        ("reject", 1.0, ["the update has the norm 1414.21, above max-update-norm = 2"]),
+        ("clip", (1 + 2 / np.sqrt(2)) / 2, []),
+    ],
 )
-def test_a_bound_on_the_norm_of_an_update(action, expected):
+def test_a_bound_on_the_norm_of_an_update(action, expected, reasons):
     """Client 0 moves both weights by 1, a norm of 1.41; client 1 by 1000, which clipped
     to 2 is 2 / sqrt(2) each.
     """
@@ -207,51 +176,26 @@ def test_a_bound_on_the_norm_of_an_update(action, expected):
     client, on = lambda i: EchoClient([1.0, 1000.0][i]), {"bound": UpdateBound(2.0, action)}
     result = play(FedAvg(), client, 2, start, on=on)
     np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
-    reasons = [f.reason for f in result.seen[0].failures]
-    assert reasons == (
-        ["the update has the norm 1414.21, above max-update-norm = 2"] if action == "reject" else []
-    )
+    assert [f.reason for f in result.seen[0].failures] == reasons
 
 
 def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
-    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
-
-    from fedapps.strategies import FedBoost
-    from fedapps.strategies.base.reply_validation import Rules
-
     rules = Rules(bound=UpdateBound(1.0))
     rules.follow(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, 2))
     assert (rules.like_model, rules.weight) == (True, "num-examples")
     # no predictors yet: what comes are these, not gradients
     rules.follow(FedBoost(lambda arrays: arrays))
     assert (rules.like_model, rules.updates) == (False, False)
-    rules.updates = True
-    for norm, fault in (
-        (0.9, None),
-        (1.1, "the update has the norm 1.1, above max-update-norm = 1"),
-    ):
-        content = RecordDict(
-            {"a": ArrayRecord([np.array([0.0, norm])]), "m": MetricRecord({"num-examples": 1})}
-        )
-        InlineGrid(to_client_app(lambda c: EchoClient(0)), 1)
-        sent = Message(RecordDict(), dst_node_id=1, message_type="train")
+    rules.updates, sent = True, Message(RecordDict(), dst_node_id=1, message_type="train")
+    said = "the update has the norm 1.1, above max-update-norm = 1"
+    for norm, fault in ((0.9, None), (1.1, said)):
+        content = RecordDict({"a": ArrayRecord([np.array([0.0, norm])])})
+        content["m"] = MetricRecord({"num-examples": 1})
         assert rules.fault(sent, Message(content, dst_node_id=1, message_type="train")) == fault
 
 
-class Shuffled(InlineGrid):
-    """Replies in another order every time, as they arrive under Ray."""
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = super().send_and_receive(messages, timeout=timeout)
-        np.random.default_rng().shuffle(replies)
-        return replies
-
-    def get_node_ids(self):
-        return set(super().get_node_ids())
-
-
-def test_order_of_arrival_does_not_matter():
-    """A strategy gets the replies in the order of the clients, whatever its own is."""
+def test_a_strategy_gets_the_replies_in_the_order_of_the_clients():
+    """Whatever its own is. That the order of arrival does not matter is an exam."""
     seen = []
 
     class Spy(FedAvg):
@@ -263,39 +207,21 @@ def test_order_of_arrival_does_not_matter():
             seen.append([metrics_of(reply.content)["num-examples"] for reply in replies])
             return super().aggregate_train(server_round, replies)
 
-    def run():
-        client, on = lambda i: EchoClient(0.1 * (1 + i), 1 + i), {"clients_per_round": 4}
-        return arrays_of(play(Spy(), client, 9, START, 4, inner=Shuffled, on=on))["w"]
-
-    np.testing.assert_array_equal(run(), run())
-    assert [len(row) for row in seen] == [4] * 8
+    on = {"clients_per_round": 4}
+    play(Spy(), lambda i: EchoClient(0.1, 1 + i), 9, START, 4, on=on)
+    assert [len(row) for row in seen] == [4] * 4
     assert seen == [sorted(row) for row in seen]
 
 
 def test_bytes_are_those_of_the_contents():
-    seen = []
-
-    class Spy(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            replies = super().send_and_receive(messages, timeout=timeout)
-            seen.append(
-                (
-                    sum(content_bytes(m.content) for m in messages),
-                    sum(content_bytes(r.content) for r in replies),
-                )
-            )
-            return replies
-
+    grid = Unruly(to_client_app(lambda context: EchoClient(1.0)), 3)
     big = {"w": np.zeros(1000, np.float32)}
-    (now,) = play(FedAvg(), lambda _: EchoClient(1.0), 3, big, inner=Spy).seen
-    train, evaluate = now.trained, now.evaluated
-    assert seen[-2:] == [
-        (train.bytes_down, train.bytes_up),
-        (evaluate.bytes_down, evaluate.bytes_up),
-    ]
-    assert 3 * 4000 < train.bytes_up < 3 * 4300
-    assert evaluate.bytes_up < 300
+    (now,) = play(FedAvg(), None, 3, big, inner=lambda *_: grid).seen
+    for phase, exchanged in zip((now.trained, now.evaluated), grid.exchanged[-2:], strict=True):
+        down, up = (sum(content_bytes(m.content) for m in part) for part in exchanged)
+        assert (phase.bytes_down, phase.bytes_up) == (down, up)
+    assert 3 * 4000 < now.trained.bytes_up < 3 * 4300
+    assert now.evaluated.bytes_up < 300
 
 
 def test_an_empty_list_is_metered_and_harmless():
@@ -304,74 +230,38 @@ def test_an_empty_list_is_metered_and_harmless():
     simulate(FedAvg(), lambda i, _: EchoClient(1.0, 1, {"curve": []}), 2, START, 1)
 
 
+# --- who a client is ------------------------------------------------------------------
+
+
 def test_a_strangers_app_without_identity_still_runs():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        arrays = ArrayRecord([a.numpy() + 1 for a in message.content["arrays"].values()])
-        arrays = ArrayRecord(dict(zip(message.content["arrays"], arrays.values(), strict=True)))
-        return Message(
-            RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}),
-            reply_to=message,
-        )
-
-    rounds = []
-    grid = ClientGrid(InlineGrid(app, 3))
-    result = simulate(
-        FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append]
-    )
+    inner = lambda *_: InlineGrid(stranger(size=lambda i: 1), 3)
+    result = play(FedAvg(), None, 3, START, 2, inner=inner)
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
-    assert rounds[0].trained.clients == [1000, 1001, 1002]  # known by node id
+    assert result.seen[0].trained.clients == [1000, 1001, 1002]  # known by node id
 
 
-class Asked(InlineGrid):
-    """A grid that counts the questions and logs failures as Flower's simulation does,
-    with their tracebacks.
-    """
-
-    questions = 0
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        replies = super().send_and_receive(messages, timeout=timeout)
-        self.questions += sum(
-            message.metadata.message_type == "query.identity" for message in messages
-        )
-        for reply in replies:
-            if reply.has_error():
-                log(logging.ERROR, reply.error.reason)
-        return replies
-
-
-def strangers_app():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        return Message(
-            RecordDict(
-                {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
-            ),
-            reply_to=message,
-        )
-
-    return app
+QUESTION = "query.identity"
 
 
 @pytest.mark.parametrize(
-    "app", [strangers_app(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())]
+    "app", [stranger(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())]
 )
 def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
-    grid = Asked(app, 40)
+    def logged(message, reply):
+        """Log failures as Flower's simulation does, with their tracebacks."""
+        if reply.has_error():
+            log(logging.ERROR, reply.error.reason)
+        return reply
+
+    grid = Unruly(app, 40, logged)
     client_grid = ClientGrid(grid)
     client_grid.wait()
     assert list(client_grid.clients.values()) == list(grid.contexts)
-    assert grid.questions == 1
-    (record,) = [record for record in caplog.records if "connect" not in record.getMessage()]
-    assert "does not answer query.identity" in record.getMessage()
-    assert "clients.answer_identity(app)" in record.getMessage()
-    assert "\n" not in record.getMessage()
+    assert [len(sent) for sent, _ in grid.exchanged] == [1]
+    (said,) = [line for line in caplog.messages if "connect" not in line]
+    assert "does not answer query.identity" in said
+    assert "clients.answer_identity(app)" in said
+    assert "\n" not in said
 
 
 def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
@@ -390,92 +280,68 @@ def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
 
 def test_one_line_makes_it_repeatable():
     def run(seed):
-        rounds = []
-        grid = ClientGrid(
-            Asked(answer_identity(strangers_app()), 20), seed=seed, clients_per_round=5
-        )
-        simulate(
-            FedAvg(fraction_evaluate=0), None, 20, START, 2, grid=grid, callbacks=[rounds.append]
-        )
-        return [now.trained.clients for now in rounds]
+        inner = lambda *_: InlineGrid(answer_identity(stranger()), 20)
+        on = {"seed": seed, "clients_per_round": 5}
+        seen = play(FedAvg(fraction_evaluate=0), None, 20, START, 2, inner=inner, on=on).seen
+        return [now.trained.clients for now in seen]
 
     assert run(1) == run(1) != run(2)
     assert max(max(run(1))) < 20  # partition ids
 
 
 def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
-    class Broken(Asked):
-        def _answer(self, message):
-            if (
-                message.metadata.dst_node_id == 1000
-                and message.metadata.message_type == "query.identity"
-            ):
-                return Message(
-                    Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="the disk is full"),
-                    reply_to=message,
-                )
-            return super()._answer(message)
-
-    client_grid = ClientGrid(Broken(to_client_app(lambda context: EchoClient(0)), 3))
+    full = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the disk is full")
+    breaks = lambda m, reply: Message(full, reply_to=m) if asks(m, 1000, QUESTION) else reply
+    client_grid = ClientGrid(Unruly(ECHO, 3, breaks))
     client_grid.wait()
     assert client_grid.clients == {1001: 1, 1002: 2, 1000: 1000}
     assert "the disk is full" in caplog.text
 
 
+def says(names, **more):
+    """Return a change of replies: nodes in ``names`` say that they are another
+    client.
+    """
+
+    def change(message, reply):
+        if message.metadata.message_type == QUESTION and reply.metadata.src_node_id in names:
+            said = next(iter(reply.content.config_records.values()))
+            said.update({"client-id": names[reply.metadata.src_node_id], **more})
+        return reply
+
+    return change
+
+
 def test_two_nodes_with_one_name_are_refused():
-    app = ClientApp()
-
-    @app.query("identity")
-    def identity(message, context):
-        return Message(
-            RecordDict({"config": ConfigRecord({"client-id": "site-a"})}), reply_to=message
-        )
-
-    with pytest.raises(ValueError, match="two nodes say that they are client 'site-a'"):
-        ClientGrid(InlineGrid(app, 2)).wait()
+    grid = ClientGrid(Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"})))
+    refused(grid.wait, "two nodes say that they are client 'site-a'")
 
 
-@pytest.mark.parametrize("lie", ["another's name", "a fault", "a fault of another"])
-def test_a_node_does_not_end_the_run_by_its_words(lie):
+@pytest.mark.parametrize(
+    ("change", "named", "why"),
+    [
+        (says({1002: 0}), 1002, "two nodes say"),
+        (says({1002: 2}, fault="no data"), 2, "no data"),
+        (says({1002: 0}, fault="no data"), 1002, "no data"),
+    ],
+    ids=["another's name", "a fault", "a fault of another"],
+)
+def test_a_node_does_not_end_the_run_by_its_words(change, named, why):
     """The one that has the name keeps it; the liar is named in round 1 and left out."""
-
-    class Lying(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = super().send_and_receive(messages, timeout=timeout)
-            for reply in replies:
-                said = next(iter(reply.content.config_records.values()), {})
-                if said.get("client-id") == 2:
-                    said["client-id"] = 2 if lie == "a fault" else 0
-                    said.update({"fault": "no data"} if "fault" in lie else {})
-            return replies
-
     on = {"num_clients": 3}
-    rounds = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, 2, inner=Lying, on=on).seen
+    client = lambda _: EchoClient(1.0)
+    rounds = play(FedAvg(), client, 3, START, 2, inner=unruly(change), on=on).seen
     assert [now.trained.clients for now in rounds] == [[0, 1]] * 2
     (failure,) = [failure for now in rounds for failure in now.failures]
     assert failure in rounds[0].trained.failures
-    assert failure.client == (2 if lie == "a fault" else 1002)
-    assert ("two nodes say" if lie == "another's name" else "no data") in failure.reason
+    assert failure.client == named
+    assert why in failure.reason
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_a_name_belongs_to_the_key_that_is_registered(registered):
-    """Node 1002 says that it is client a, and has another key. Before node 1000 came,
-    nobody had that name; when it is gone, nobody else gets it, unless nothing is
-    registered: a SuperNode without a key of its own makes a new one at every start.
-    """
-    grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
-    grid.names = {1000: "a", 1001: "b", 1002: "a"}
-    name = "a" if registered else ""
-    known = {1000: (name, b"0"), 1001: ("", b"1"), 1002: ("", b"2")}
-    grid.get_nodes = lambda: [Known(node, *known[node]) for node in grid.on]
-    client_grid = ClientGrid(grid, num_clients=2)
-    client_grid.wait()
-    assert client_grid.clients == {1000: "a", 1001: "b"}
-    grid.on = [1001, 1002]
-    assert client_grid.clients == {1001: "b"} | ({} if registered else {1002: "a"})
-    grid.on = [1000, 1001]
-    assert client_grid.clients == {1000: "a", 1001: "b"}
+def on_nodes(grid, nodes):
+    """Return the clients, by node, that a client grid knows once these are on."""
+    grid.grid.on = nodes
+    return dict(grid.clients)
 
 
 class Known(NamedTuple):
@@ -486,67 +352,52 @@ class Known(NamedTuple):
     public_key: bytes
 
 
-class Changing(InlineGrid):
-    """A grid whose nodes the test switches on and off; nodes in ``names`` say that they
-    are another client.
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_name_belongs_to_the_key_that_is_registered(registered):
+    """Node 1002 says that it is client a, and has another key. Before node 1000 came,
+    nobody had that name; when it is gone, nobody else gets it, unless nothing is
+    registered: a SuperNode without a key of its own makes a new one at every start.
     """
-
-    def __init__(self, app, num_clients):
-        super().__init__(app, num_clients)
-        self.on = list(self.contexts)
-        self.names = {}
-        self.mute = set()
-
-    def get_node_ids(self):
-        return list(self.on)
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = [
-            r for r in super().send_and_receive(messages) if r.metadata.src_node_id not in self.mute
-        ]
-        for reply in replies:
-            if reply.metadata.src_node_id in self.names:
-                next(iter(reply.content.config_records.values()))["client-id"] = self.names[
-                    reply.metadata.src_node_id
-                ]
-        return replies
+    grid = Unruly(ECHO, 3, says({1000: "a", 1001: "b", 1002: "a"}))
+    known = {1000: ("a" if registered else "", b"0"), 1001: ("", b"1"), 1002: ("", b"2")}
+    grid.get_nodes = lambda: [Known(node, *known[node]) for node in grid.on]
+    client_grid = ClientGrid(grid, num_clients=2)
+    client_grid.wait()
+    assert client_grid.clients == {1000: "a", 1001: "b"}
+    successor = {} if registered else {1002: "a"}
+    assert on_nodes(client_grid, [1001, 1002]) == {1001: "b"} | successor
+    assert on_nodes(client_grid, [1000, 1001]) == {1000: "a", 1001: "b"}
 
 
 def test_a_site_that_comes_back_under_a_new_node_id_waits_until_the_old_one_is_gone():
     """The SuperLink lists a killed SuperNode for up to a minute; without authentication
     its successor has another id.
     """
-    grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
-    grid.on, grid.names = [1000, 1001], {1002: 1}
-    client_grid = ClientGrid(grid, num_clients=2)
-    client_grid.wait()
-    grid.on = [1000, 1001, 1002]
-    assert client_grid.clients == {1000: 0, 1001: 1}
-    grid.on = [1000, 1002]
-    assert client_grid.clients == {1000: 0, 1002: 1}
+    grid = ClientGrid(Unruly(ECHO, 3, says({1002: 1})), num_clients=2)
+    grid.grid.on = [1000, 1001]
+    grid.wait()
+    assert on_nodes(grid, [1000, 1001, 1002]) == {1000: 0, 1001: 1}
+    assert on_nodes(grid, [1000, 1002]) == {1000: 0, 1002: 1}
 
 
 def test_a_latecomer_that_does_not_answer_is_asked_again():
-    grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
-    grid.on, grid.mute = [1000], {1001}
-    client_grid = ClientGrid(grid, num_clients=1)
-    client_grid.wait()
-    grid.on = [1000, 1001]
-    assert client_grid.clients == {1000: 0}
-    grid.mute = set()
-    assert client_grid.clients == {1000: 0, 1001: 1}
+    mute = {1001}
+    change = lambda message, reply: None if reply.metadata.src_node_id in mute else reply
+    grid = ClientGrid(Unruly(ECHO, 2, change), num_clients=1)
+    grid.grid.on = [1000]
+    grid.wait()
+    assert on_nodes(grid, [1000, 1001]) == {1000: 0}
+    mute.clear()
+    assert grid.clients == {1000: 0, 1001: 1}
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 1.5, True, b"site"])
 def test_a_name_that_no_log_could_hold_is_not_taken(name):
-    grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
-    grid.names = {1001: name}
-    client_grid = ClientGrid(grid)
+    client_grid = ClientGrid(Unruly(ECHO, 2, says({1001: name})))
     client_grid.wait()
     assert client_grid.clients == {1000: 0, 1001: 1001}
 
 
 def test_waiting_ends_with_a_clear_error():
-    app = to_client_app(lambda context: EchoClient(0))
-    with pytest.raises(TimeoutError, match=r"2 of 3 clients connected within 0\.1 s"):
-        ClientGrid(InlineGrid(app, 2), num_clients=3, start_timeout=0.1).wait()
+    grid = ClientGrid(InlineGrid(ECHO, 2), num_clients=3, start_timeout=0.1)
+    refused(grid.wait, r"2 of 3 clients connected within 0\.1 s", TimeoutError)

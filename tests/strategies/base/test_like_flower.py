@@ -25,9 +25,13 @@ from fedapps.strategies import (
     WarmStart,
     run_rounds,
 )
-from tests.helpers import EchoClient, arrays_of, play, simulate
+from fedapps.strategies.base.exchange import Exchange, Failure
+from fedapps.strategies.base.rounds import usable
+from tests.helpers import EchoClient, arrays_of, assert_arrays, play, refused, simulate
+from tests.strangers import Unruly, stranger
 
 START = {"w": np.zeros(2, np.float32)}
+SENT = ArrayRecord({"w": Array(START["w"])})
 MINIMA = {"min_train_nodes": 2, "min_evaluate_nodes": 2, "min_available_nodes": 2}
 
 
@@ -50,12 +54,11 @@ def run(strategy, caplog, evaluate_fn=None, rounds=3, **options):
     branches of Flower's tree.
     """
     app = to_client_app(lambda context: Uneven(int(context.node_config["partition-id"])))
-    start = ArrayRecord({name: Array(value) for name, value in START.items()})
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="flwr"):
         result = strategy.start(
             InlineGrid(app, 3),
-            start,
+            SENT,
             rounds,
             train_config=ConfigRecord({"rate": 0.25}),
             evaluate_config=ConfigRecord({"topic": "digits"}),
@@ -70,16 +73,7 @@ def run(strategy, caplog, evaluate_fn=None, rounds=3, **options):
 
 
 def score(server_round, arrays):
-    w = float(arrays["w"].numpy()[0])
-    return MetricRecord({"w": w}) if server_round != 2 else None
-
-
-def same_records(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        assert a[key].keys() == b[key].keys()
-        for name, value in a[key].items():
-            assert value == pytest.approx(b[key][name])
+    return MetricRecord({"w": float(arrays["w"].numpy()[0])}) if server_round != 2 else None
 
 
 @pytest.mark.parametrize("evaluate_fn", [None, score])
@@ -94,7 +88,10 @@ def test_the_result_is_flowers(evaluate_fn, fraction_evaluate, caplog):
         "evaluate_metrics_clientapp",
         "evaluate_metrics_serverapp",
     ):
-        same_records(getattr(ours, part), getattr(theirs, part))
+        one, other = (getattr(result, part) for result in (ours, theirs))
+        assert one.keys() == other.keys()
+        for number, metrics in one.items():
+            assert_arrays(metrics, other[number], rtol=1e-6)
     assert list(ours.evaluate_metrics_serverapp) == ([0, 1, 3] if evaluate_fn else [])
 
 
@@ -124,10 +121,8 @@ def test_the_log_says_what_flowers_says_in_its_order(caplog):
 
 
 def test_flowers_own_strategy_in_our_loop_counts_a_round_once(caplog):
-    app = to_client_app(lambda context: EchoClient(1.0))
-    start = ArrayRecord({name: Array(value) for name, value in START.items()})
     with caplog.at_level(logging.INFO, logger="flwr"):
-        run_rounds(FedAdam(), InlineGrid(app, 3), start, 1)
+        play(FedAdam(), lambda _: EchoClient(1.0), 3, START)
     assert sum("aggregate_train: Received 3 results" in line for line in caplog.messages) == 1
 
 
@@ -148,25 +143,18 @@ def test_what_a_strategy_changes_in_the_configuration_stays_as_in_flowers_loop()
             config["rate"] *= 0.5
             return super().configure_train(server_round, arrays, config, grid)
 
-    def rates(loop):
+    for loop in (run_rounds, FlowerFedAvg.start):
         seen = []
-        client = EchoClient(1.0, heard=lambda config: seen.append(config["rate"]))
-        app = to_client_app(lambda context: client)
-        start = ArrayRecord({name: Array(value) for name, value in START.items()})
+        client = EchoClient(1.0, heard=lambda config, seen=seen: seen.append(config["rate"]))
+        grid = InlineGrid(to_client_app(lambda context, client=client: client), 1)
         loop(
             Halving(**dict.fromkeys(MINIMA, 1)),
-            InlineGrid(app, 1),
-            start,
+            grid,
+            SENT,
             3,
             train_config=ConfigRecord({"rate": 1.0}),
         )
-        return seen
-
-    assert (
-        rates(run_rounds)
-        == rates(lambda strategy, *args, **kwargs: strategy.start(*args, **kwargs))
-        == [0.5, 0.25, 0.125]
-    )
+        assert seen == [0.5, 0.25, 0.125]
 
 
 def test_the_second_half_of_a_warm_start_is_not_sent_the_firsts_options():
@@ -190,50 +178,22 @@ class Gathering(InlineGrid):
         return list(self.contexts)[: next(self.looks)]
 
 
-def stranger(weight="num-examples", arrays="arrays", config="config"):
-    """Return a message-API app that knows nothing of this project; client i adds i + 1
-    and counts i + 1 times.
-    """
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        size = context.node_config["partition-id"] + 1
-        assert message.content[config]["server-round"] > 0
-        new = {
-            name: Array(array.numpy() + np.float32(size))
-            for name, array in message.content[arrays].items()
-        }
-        content = {
-            "my-model": ArrayRecord(new),
-            "my-metrics": MetricRecord({weight: size, "size": float(size)}),
-        }
-        return Message(RecordDict(content), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message, context):
-        size = context.node_config["partition-id"] + 1
-        assert message.content[config]["server-round"] > 0
-        return Message(
-            RecordDict({"m": MetricRecord({weight: size, "size": float(size)})}), reply_to=message
-        )
-
-    return app
+def gathering(strategy, count, rounds=1):
+    """Return the rounds of strangers who come one after the other."""
+    grid, seen = ClientGrid(Gathering(stranger(), count), start_timeout=30), []
+    simulate(strategy, None, count, START, rounds, grid=grid, callbacks=[seen.append])
+    return seen
 
 
 @pytest.mark.parametrize("minimum", ["min_available_nodes", "min_train_nodes"])
 def test_a_run_that_asks_for_eight_hospitals_waits_for_eight(minimum):
-    rounds = []
-    grid = ClientGrid(Gathering(stranger(), 8), start_timeout=30)
-    simulate(FedAvg(**{minimum: 8}), None, 8, START, 2, grid=grid, callbacks=[rounds.append])
-    assert [len(now.trained.clients) for now in rounds] == [8, 8]
+    assert [len(now.trained.clients) for now in gathering(FedAvg(**{minimum: 8}), 8, 2)] == [8, 8]
 
 
 def test_in_flowers_own_loop_the_nodes_are_counted_after_the_wait():
     """Flower's own FedAvg counts first, and then samples one of two."""
-    arrays, config = ArrayRecord({}), ConfigRecord({"server-round": 1})
-    strategy = FedAvg(min_available_nodes=2)
-    assert len(strategy.configure_train(1, arrays, config, Gathering(stranger(), 2))) == 2
+    config, strategy = ConfigRecord({"server-round": 1}), FedAvg(min_available_nodes=2)
+    assert len(strategy.configure_train(1, SENT, config, Gathering(stranger(), 2))) == 2
 
 
 @pytest.mark.parametrize("kind", [Scaffold, FedDyn])
@@ -242,46 +202,41 @@ def test_who_is_waited_for_is_counted_in_the_first_round(kind):
     the share that answers.
     """
     strategy = kind(min_available_nodes=8, fraction_evaluate=0)
-    simulate(
-        strategy, None, 8, START, 1, grid=ClientGrid(Gathering(stranger(), 8), start_timeout=30)
-    )
+    gathering(strategy, 8)
     assert strategy._num_clients == 8
 
 
 def test_a_run_that_asks_for_more_evaluating_clients_than_it_trains_waits_for_them():
-    rounds = []
-    grid = ClientGrid(Gathering(stranger(), 20), start_timeout=30)
-    simulate(
-        FedAvg(min_evaluate_nodes=20), None, 20, START, 1, grid=grid, callbacks=[rounds.append]
-    )
-    assert len(rounds[0].evaluated.clients) == 20
+    (now,) = gathering(FedAvg(min_evaluate_nodes=20), 20)
+    assert len(now.evaluated.clients) == 20
 
 
 def test_waiting_for_nodes_that_never_come_ends_with_their_name():
     grid = ClientGrid(InlineGrid(stranger(), 3), start_timeout=0.1)
-    with pytest.raises(
-        TimeoutError, match=r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"
-    ):
-        simulate(FedAvg(min_available_nodes=8), None, 3, START, 2, grid=grid)
+    said = r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"
+    refused(lambda: run_rounds(FedAvg(min_available_nodes=8), grid, SENT), said, TimeoutError)
 
 
-@pytest.mark.parametrize("options", [{"fraction_train": 0.5}, {"min_train_nodes": 6}])
-@pytest.mark.parametrize("kind", [FedAvg, FlowerFedAvg])
-def test_two_answers_to_how_many_clients_train_are_refused(kind, options):
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (FedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
+        (FedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
+        (FlowerFedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
+        (FlowerFedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
+        # it would wait for ever
+        (FlowerFedAvg, {"min_available_nodes": 8}, "min_available_nodes = 8 .*num_clients = 8"),
+    ],
+)
+def test_two_answers_to_how_many_clients_train_are_refused(kind, options, said):
     grid = ClientGrid(InlineGrid(stranger(), 8), clients_per_round=5)
-    start = ArrayRecord({name: Array(value) for name, value in START.items()})
-    with pytest.raises(ValueError, match=r"clients_per_round = 5"):
-        run_rounds(kind(**options), grid, start, 1)
+    refused(lambda: run_rounds(kind(**options), grid, SENT, 1), said)
 
 
-def test_flowers_strategy_that_would_wait_for_ever_is_refused():
-    grid = ClientGrid(InlineGrid(stranger(), 8), clients_per_round=5)
-    start = ArrayRecord({name: Array(value) for name, value in START.items()})
-    with pytest.raises(ValueError, match=r"min_available_nodes = 8 .*num_clients = 8"):
-        run_rounds(FlowerFedAvg(min_available_nodes=8), grid, start, 1)
-    rounds = []
-    simulate(FedAvg(min_available_nodes=8), None, 8, START, 1, grid=grid, callbacks=[rounds.append])
-    assert len(rounds[0].trained.clients) == 5
+def test_ours_waits_for_more_than_it_samples():
+    inner, on = lambda *_: InlineGrid(stranger(), 8), {"clients_per_round": 5}
+    (now,) = play(FedAvg(min_available_nodes=8), None, 8, START, inner=inner, on=on).seen
+    assert len(now.trained.clients) == 5
 
 
 def test_training_and_evaluation_are_different_draws():
@@ -300,41 +255,26 @@ def test_no_training_means_no_training():
 
 def test_under_flowers_own_loop_the_fraction_counts_too():
     """Flower's wrapper starts its own loop, on a grid without client ids."""
-    asked = []
-
-    class Counting(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            asked.append(len(messages))
-            return super().send_and_receive(messages)
-
-    wrapped = DifferentialPrivacyServerSideFixedClipping(
-        FedAvg(fraction_train=0.5, fraction_evaluate=0.25), 0.0, 1e9, 4
-    )
-    simulate(
-        wrapped, None, 8, START, 1, grid=Counting(to_client_app(lambda context: EchoClient(1.0)), 8)
-    )
-    assert asked == [4, 2]
+    inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.25)
+    grid = Unruly(to_client_app(lambda context: EchoClient(1.0)), 8)
+    wrapped = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e9, 4)
+    simulate(wrapped, None, 8, START, 1, grid=grid)
+    assert [len(sent) for sent, _ in grid.exchanged] == [4, 2]
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FlowerFedAvg])
 def test_the_keys_of_the_records_and_of_the_weight(kind):
     keys = {"weighted_by_key": "n", "arrayrecord_key": "model", "configrecord_key": "settings"}
-    grid = ClientGrid(InlineGrid(stranger("n", "model", "settings"), 3))
-    start = ArrayRecord({name: Array(value) for name, value in START.items()})
-    result = run_rounds(kind(**MINIMA, **keys), grid, start, 1)
+    app = stranger("n", "model", "settings")
+    result = run_rounds(kind(**MINIMA, **keys), InlineGrid(app, 3), SENT, 1)
     np.testing.assert_allclose(arrays_of(result)["w"], (1 + 4 + 9) / 6, rtol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["size"] == pytest.approx((1 + 4 + 9) / 6)
 
 
 def test_a_weighting_wrapper_uses_the_key_of_the_strategy_inside():
-    class Lossy(EchoClient):
-        def fit(self, parameters, config):
-            arrays, n, metrics = super().fit(parameters, config)
-            return arrays, n, {**metrics, "loss-before": 1.0, "mass": 3}
-
+    client = lambda i, _: EchoClient(float(i), metrics={"loss-before": 1.0, "mass": 3})
     strategy = AAggFFD(FedAvg(weighted_by_key="mass", fraction_evaluate=0))
-    result = simulate(strategy, lambda i, _: Lossy(float(i)), 3, START, 1)
+    result = simulate(strategy, client, 3, START, 1)
     np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
 
 
@@ -368,3 +308,74 @@ def test_arrays_in_another_order_are_matched_by_name(kind):
         np.testing.assert_array_equal(straight[name], reversed_[name])
     assert (straight["a"] > 0).all()
     np.testing.assert_array_equal(straight["b"], 5)
+
+
+# --- what our loop adds ---------------------------------------------------------------
+
+
+def test_evaluation_every_k_rounds_and_at_the_end():
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=3)
+    assert list(result.evaluate_metrics_clientapp) == [3, 6, 7]
+    assert result.evaluate_metrics_clientapp[3]["loss"] == 3.0  # of the model after that round
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0)
+    assert list(result.evaluate_metrics_clientapp) == [7]
+
+
+def test_rounds_may_start_late():
+    sent = []
+    client = EchoClient(1.0, heard=sent.append)
+    simulate(FedAvg(), lambda i, _: client, 1, START, 5, first_round=4)
+    assert [(one["server-round"], one["num-rounds"]) for one in sent] == [(4, 5), (5, 5)]
+
+
+def test_a_callback_may_stop_the_run_and_all_callbacks_run():
+    seen = []
+    stop = [lambda now: now.number == 2, lambda now: seen.append(now.number)]
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 5, callbacks=stop)
+    assert seen == [1, 2]
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+
+
+def test_should_stop_is_asked_after_each_round_with_the_result_so_far():
+    asked = []
+
+    def should_stop(number, result):
+        asked.append((number, sorted(result.evaluate_metrics_clientapp), arrays_of(result)["w"][0]))
+        return result.evaluate_metrics_clientapp[number]["loss"] >= 2
+
+    client = lambda i, _: EchoClient(1.0)
+    result = simulate(FedAvg(), client, 2, START, 5, should_stop=should_stop)
+    assert asked == [(1, [1], 1.0), (2, [1, 2], 2.0)]
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+    asked.clear()
+    simulate(FedAvg(), client, 2, START, 5, first_round=4, should_stop=lambda *_: False)
+    assert asked == []
+
+
+def test_server_evaluation():
+    score = lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})
+    options = {"evaluate_every": 2, "evaluate_fn": score}
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, **options)
+    scores = {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()}
+    assert scores == {0: 0.0, 2: 2.0, 4: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("valid", "errors", "broken", "away", "said"),
+    [
+        (1, 1, 0, 0, True),  # half of those that answered
+        (1, 0, 1, 5, True),
+        (1, 2, 0, 0, None),
+        (1, 1, 1, 0, None),
+        (1, 0, 2, 0, False),
+        (0, 0, 1, 0, False),
+        (0, 1, 0, 0, None),
+        (0, 0, 0, 2, None),
+    ],
+)
+def test_a_model_is_sound_if_half_of_those_that_answered_could_use_it(
+    valid, errors, broken, away, said
+):
+    failures = [Failure(9, "", broken=False)] * errors + [Failure(9, "")] * broken
+    failures += [Failure(9, "", answered=False, broken=False)] * away
+    assert usable(Exchange("train", list(range(valid)), failures=failures)) is said

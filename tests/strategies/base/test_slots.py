@@ -1,17 +1,16 @@
 """Clients by position, and who is connected, where there are very many."""
 
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from fedapps.strategies import AAggFFD, FedAvg
 from fedapps.strategies.base.roster import Numbered
 from fedapps.strategies.base.slots import Slots, pack_ids, unpack_ids
-from tests.helpers import LossyClient
+from tests.helpers import LossyClient, play
 
 KINDS = {
     "numbers": range(6),
@@ -51,36 +50,24 @@ def test_only_the_same_numbers_are_everyone():
     assert not Slots([0, 1]).has_all({7: 0, 8: 1})  # has to be looked at
 
 
-def lossy(count, **options):
-    app = to_client_app(lambda c: LossyClient(1.0, 1.0 + c.node_config["partition-id"] % 7, 3))
-    return InlineGrid(app, count, **options)
-
-
-def run(grid, rounds=4):
+def run(count, rounds, numbered=True):
     strategy, seen = AAggFFD(FedAvg(fraction_evaluate=0.0)), []
     note = lambda now: seen.append((now.trained.clients, dict(strategy.last_weights)))
-    start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    client_grid = ClientGrid(grid, seed=4, clients_per_round=10)
-    run_rounds(
-        strategy,
-        client_grid,
-        start,
-        rounds,
-        train_config=ConfigRecord(),
-        callbacks=[note],
-        log_result=False,
-    )
+    client, start = lambda i: LossyClient(1.0, 1.0 + i % 7, 3), {"w": np.zeros(2, np.float32)}
+    options = {"on": {"seed": 4, "clients_per_round": 10}, "callbacks": [note], "log_result": False}
+    inner = partial(InlineGrid, numbered=numbered)
+    play(strategy, client, count, start, rounds, inner=inner, **options)
     return strategy, seen
 
 
 def test_clients_that_are_known_by_number_are_sampled_and_weighed_like_others():
-    assert run(lossy(60, numbered=True))[1] == run(lossy(60))[1]
+    assert run(60, 4)[1] == run(60, 4, numbered=False)[1]
 
 
 def test_what_the_server_keeps_is_a_hundred_bytes_a_client_at_most():
     count = 300_000
     tracemalloc.start()
-    strategy, _ = run(lossy(count, numbered=True), rounds=3)
+    strategy, _ = run(count, 3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(strategy.clients) == count

@@ -17,7 +17,16 @@ from fedapps.strategies import (
     FFGBDistill,
     FFGBDistillOptions,
 )
-from tests.helpers import EchoClient, arrays_of, blobs, simulate, small_net
+from tests.helpers import (
+    EchoClient,
+    arrays_of,
+    assert_arrays,
+    blobs,
+    play,
+    refused,
+    simulate,
+    small_net,
+)
 
 START = {"weight": np.float32([[1, -2, 0.5], [0, 1, 3]]), "bias": np.float32([0.3, -1])}
 EXACT = {"distill_epochs": 400, "distill_batch_size": 200, "distill_learning_rate": 0.05}
@@ -55,8 +64,7 @@ def mean_learner(position, shape, clients=4):
 
 
 def test_a_round_of_ffgb_distill_is_the_papers_equation():
-    options = FFGBDistillOptions(step=2.0, mu=0.1, **EXACT)
-    strategy = FFGBDistill(distiller(), options)
+    strategy = FFGBDistill(distiller(), FFGBDistillOptions(step=2.0, mu=0.1, **EXACT))
     result = simulate(strategy, lambda i, _: Learner(i), 4, START, 1)
     for position, (name, array) in enumerate(arrays_of(result).items()):
         # uniform, whatever num-examples
@@ -69,12 +77,11 @@ def test_a_round_of_ffgb_distill_is_the_papers_equation():
 @pytest.mark.parametrize("start", ["server", "average"])
 def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
     options = FedAvgDistillOptions(start=start, **EXACT)
-    ours = arrays_of(
-        simulate(FedAvgDistill(distiller(), options), lambda i, _: Learner(i), 4, START, 1)
+    ours, want = (
+        arrays_of(simulate(strategy, lambda i, _: Learner(i), 4, START, 1))
+        for strategy in (FedAvgDistill(distiller(), options), FedAvg(weights="uniform"))
     )
-    want = arrays_of(simulate(FedAvg(weights="uniform"), lambda i, _: Learner(i), 4, START, 1))
-    for name in START:
-        np.testing.assert_allclose(ours[name], want[name], atol=1e-3)
+    assert_arrays(ours, want, atol=1e-3)
 
 
 @pytest.mark.parametrize("place", [1, 5])
@@ -98,29 +105,11 @@ def test_a_liars_outputs_are_three_times_as_long_as_the_references(place):
 
 def test_the_fit_starts_from_the_configured_model():
     """With a rate of nearly 0 the student does not change."""
-    for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.75))):
+    for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.25))):
         options = FedAvgDistillOptions(start=start, distill_epochs=1, distill_learning_rate=1e-12)
-        result = simulate(
-            FedAvgDistill(distiller(), options),
-            lambda i, _: EchoClient(i, 1 + 2 * (i == 0)),
-            2,
-            START,
-            1,
-        )
-        np.testing.assert_allclose(
-            arrays_of(result)["bias"], want - (0.5 if start == "average" else 0), atol=1e-6
-        )
-
-
-def test_the_same_seed_distils_the_same_and_another_seed_another():
-    runs = [
-        arrays_of(
-            simulate(FFGBDistill(distiller(), seed=seed), lambda i, _: Learner(i), 3, START, 2)
-        )["weight"]
-        for seed in (1, 1, 2)
-    ]
-    np.testing.assert_array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0], runs[2])
+        client = lambda i, _: EchoClient(i, 1 + 2 * (i == 0))
+        result = simulate(FedAvgDistill(distiller(), options), client, 2, START, 1)
+        np.testing.assert_allclose(arrays_of(result)["bias"], want, atol=1e-6)
 
 
 # --- the client -----------------------------------------------------------------------
@@ -128,16 +117,16 @@ def test_the_same_seed_distils_the_same_and_another_seed_another():
 CONFIG = {"oracle-epochs": 1500, "oracle-batch-size": 100, "oracle-learning-rate": 0.02}
 
 
-def separate_points(n=12, classes=3):
+def separate_points(classes=3):
     """Return samples that are unit vectors: a linear net without bias takes any value
     at each of them, so the oracle is perfect.
     """
-    part = Split(torch.eye(n), torch.arange(n) % classes)
+    part = Split(torch.eye(12), torch.arange(12) % classes)
     return ClientData(part, part, part)
 
 
-def unit_net(seed, n=12, classes=3):
-    net = torch.nn.Linear(n, classes, bias=False)
+def unit_net(seed):
+    net = torch.nn.Linear(12, 3, bias=False)
     net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(seed))
     return net
 
@@ -170,28 +159,25 @@ def test_every_client_and_round_draws_its_own_learner_from_the_seed():
 
 
 def test_labels_beyond_the_nets_classes_are_an_error():
-    part = Split(torch.eye(12), torch.arange(12) % 5)
-    client = FFGBDistillClient(unit_net, ClientData(part, part, part))
-    with pytest.raises(ValueError, match=r"labels 0\.\.4 .*3 classes"):
-        client.fit([np.zeros((3, 12), np.float32)], CONFIG)
+    client, zero = FFGBDistillClient(unit_net, separate_points(5)), np.zeros((3, 12), np.float32)
+    refused(lambda: client.fit([zero], CONFIG), r"labels 0\.\.4 .*3 classes")
+
+
+BLOBS = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
 
 
 def blob_distiller():
-    x = torch.cat([blobs(i).train.x for i in range(3)])
-    return Distiller(small_net(0), x)
+    return Distiller(small_net(0), torch.cat([blobs(i).train.x for i in range(3)]))
 
 
 def test_a_diverged_learner_is_skipped_and_its_client_named():
     bad = blobs(2)
     bad.train.x[0] = float("nan")
-    rounds, counts = [], []
+    counts = []
     strategy = FFGBDistill(blob_distiller(), FFGBDistillOptions(step=2.0, oracle_epochs=3))
-    simulate(
-        strategy,
-        lambda i, _: FFGBDistillClient(small_net, bad if i == 2 else blobs(i), i),
-        3, {k: v.numpy() for k, v in small_net(0).state_dict().items()}, 2,
-        callbacks=[rounds.append, lambda _: counts.append(strategy.models_sent["models-up"])],
-    )  # fmt: skip
+    client = lambda i: FFGBDistillClient(small_net, bad if i == 2 else blobs(i), i)
+    note = [lambda _: counts.append(strategy.models_sent["models-up"])]
+    rounds = play(strategy, client, 3, BLOBS, 2, callbacks=note).seen
     assert [[f.client for f in r.trained.failures] for r in rounds] == [[2], [2]]
     assert "diverged" in rounds[0].trained.failures[0].reason
     assert counts == [2, 2]
@@ -215,31 +201,22 @@ def test_boosting_learns_what_no_client_could():
         distill_epochs=30,
         distill_learning_rate=0.01,
     )
-    start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
-    result = simulate(
-        FFGBDistill(Distiller(small_net(0), whole.train.x), options), client, 3, start, 2
-    )
-    assert result.evaluate_metrics_clientapp[2]["accuracy"] > 0.9
+    strategy = FFGBDistill(Distiller(small_net(0), whole.train.x), options)
+    assert simulate(strategy, client, 3, BLOBS, 2).evaluate_metrics_clientapp[2]["accuracy"] > 0.9
 
 
 def test_the_options_of_the_fit_reach_it(monkeypatch):
-    seen = {}
+    seen = []
 
     def fit(module, inputs, targets, options, generator, runner=None):
-        seen[len(seen)] = options
+        seen.append(options)
         return 0.0
 
-    monkeypatch.setattr("fedapps.clients.ffgb_distill.fit_network", fit)
-    monkeypatch.setattr("fedapps.algorithms.boosting.distillation.fit_network", fit)
+    for user in ("clients.ffgb_distill", "algorithms.boosting.distillation"):
+        monkeypatch.setattr(f"fedapps.{user}.fit_network", fit)
     options = FFGBDistillOptions(
         2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
     )
-    start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
-    simulate(
-        FFGBDistill(blob_distiller(), options),
-        lambda i, _: FFGBDistillClient(small_net, blobs(i), i),
-        1,
-        start,
-        1,
-    )
-    assert list(seen.values()) == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]
+    client = lambda i, _: FFGBDistillClient(small_net, blobs(i), i)
+    simulate(FFGBDistill(blob_distiller(), options), client, 1, BLOBS, 1)
+    assert seen == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]

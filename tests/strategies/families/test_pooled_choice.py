@@ -2,7 +2,6 @@
 clients; clients that fail, lie or have nothing to say.
 """
 
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fedapps.algorithms.contract.personal import FINETUNE_EPOCHS
-from fedapps.clients import FedAvgClient, FinetuneClient, to_client_app
+from fedapps.clients import FedAvgClient, FinetuneClient
 from fedapps.clients.base.training import get_arrays
-from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, Finetune, FinetuneOptions
-from tests.helpers import assert_arrays, blobs, simulate, small_net
+from fedapps.strategies import Finetune, FinetuneOptions
+from tests.helpers import assert_arrays, blobs, play, small_net
 
 TRAIN = {
     "learning-rate": 0.3,
@@ -37,11 +35,9 @@ def data_of(client, shift):
     return replace(own, validation=other if shift >= 0 else replace(other, y=(other.y + 1) % 3))
 
 
-def run(
-    kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, grid=InlineGrid, every=0
-):
+def run(kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, every=0):
     """Return the strategy, the rounds and, by client, its last reply and model."""
-    seen, models, rounds = {}, {}, []
+    seen, models = {}, {}
 
     class Noting(kind):
         def evaluate(self, parameters, config):
@@ -50,24 +46,10 @@ def run(
                 seen[self.client_id], models[self.client_id] = reply, get_arrays(self.model)
             return reply
 
-    def client(context):
-        i = int(context.node_config["partition-id"])
-        return Noting(small_net, data(i, shift), i)
-
-    strategy = Finetune(options)
-    simulate(
-        strategy,
-        None,
-        clients,
-        INITIAL,
-        ROUNDS,
-        TRAIN,
-        grid=ClientGrid(grid(to_client_app(client), clients)),
-        evaluate_config=ConfigRecord(TRAIN),
-        evaluate_every=every,
-        callbacks=[rounds.append],
-    )
-    return strategy, rounds, seen, models
+    strategy, client = Finetune(options), lambda i: Noting(small_net, data(i, shift), i)
+    given = {"evaluate_config": ConfigRecord(TRAIN), "evaluate_every": every}
+    result = play(strategy, client, clients, INITIAL, ROUNDS, TRAIN, **given)
+    return strategy, result.seen, seen, models
 
 
 def curves_by_hand(rounds, shift, clients=range(4)):
@@ -114,32 +96,20 @@ def test_a_client_takes_the_epochs_of_its_losses_shrunk_to_those_of_all(shift):
         assert loss == pytest.approx(client.evaluate(trained, config)[0], rel=1e-5)
 
 
-def test_the_choices_differ():
-    """Between clients and jobs, and from those by own losses alone, or by the sum: else
-    the exam above would not see it.
-    """
-    alone, together, found = [], [], []
-    for shift in (0.0, 1.0, -1):
-        curves, samples = curves_by_hand(run(shift=shift)[1], shift)
-        found.append(choices_by_hand(curves, samples))
-        alone.append([FINETUNE_EPOCHS[int(one.argmin())] for one in curves])
-        together.append([FINETUNE_EPOCHS[int((samples @ curves).argmin())]] * len(curves))
-    assert len({tuple(one) for one in found}) > 1
-    assert found not in (alone, together)
-    assert any(0 in one for one in found)
+def silent(*who):
+    """Return clients of whom some do not answer the question."""
 
+    class Silent(FinetuneClient):
+        def evaluate(self, parameters, config):
+            if self.client_id in who and config["finetune-epochs"] < 0:
+                raise RuntimeError("out of reach")
+            return super().evaluate(parameters, config)
 
-class Failing(FinetuneClient):
-    """Client 2 does not answer the question."""
-
-    def evaluate(self, parameters, config):
-        if self.client_id == 2 and config["finetune-epochs"] < 0:
-            raise RuntimeError("out of reach")
-        return super().evaluate(parameters, config)
+    return Silent
 
 
 def test_a_client_that_fails_before_the_choice_is_scored_with_that_of_the_others():
-    _, rounds, seen, _ = run(Failing, shift=1.0)
+    _, rounds, seen, _ = run(silent(2), shift=1.0)
     curves, samples = curves_by_hand(rounds, 1.0, [0, 1, 3])
     of_others = FINETUNE_EPOCHS[int((samples @ curves).argmin())]
     a, b, c = choices_by_hand(curves, samples)
@@ -147,15 +117,6 @@ def test_a_client_that_fails_before_the_choice_is_scored_with_that_of_the_others
     assert rounds[-1].evaluated.clients == [0, 1, 2, 3]
     failures = [(failure.client, failure.reason) for failure in rounds[-1].failures]
     assert failures == [(2, "RuntimeError: out of reach")]
-
-
-class Silent(FinetuneClient):
-    """Nobody answers the question."""
-
-    def evaluate(self, parameters, config):
-        if config["finetune-epochs"] < 0:
-            raise RuntimeError("out of reach")
-        return super().evaluate(parameters, config)
 
 
 @pytest.mark.parametrize("deaf", [1, 2])
@@ -182,10 +143,9 @@ def without_validation(client, shift):
     return replace(data, validation=data.train)
 
 
-@pytest.mark.parametrize("how", [{"kind": Silent}, {"data": without_validation}])
+@pytest.mark.parametrize("how", [{"kind": silent(0, 1, 2, 3)}, {"data": without_validation}])
 def test_if_nothing_is_known_clients_take_one_epoch(how, caplog):
-    with caplog.at_level(logging.WARNING):
-        seen = run(**how)[2]
+    seen = run(**how)[2]
     assert "no client has reported its validation losses" in caplog.text
     fixed = run(options=FinetuneOptions(epochs=1), **how)[2]
     assert {i: reply[0] for i, reply in seen.items()} == {i: r[0] for i, r in fixed.items()}
