@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedapps.engines.app_folder import PARTS
+from fedapps.engines.app_folder import PARTS, for_flower
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
@@ -233,6 +233,7 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
             ROOT / outside
         ).read_bytes()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "site" / "pyproject.toml").write_text("# not ours")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     job = [
         "experiments/default.toml",
@@ -268,7 +269,10 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
         timeout=100,
     )
     assert process.returncode == 0, process.stderr
-    assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
+    app = tmp_path / "empty" / "app" / "fedapps"
+    assert {path.name for path in app.iterdir()} == {"fedapps", "pyproject.toml", "LICENSE"}
+    assert for_flower((ROOT / "pyproject.toml").read_text()) == (app / "pyproject.toml").read_text()
+    assert not list(app.rglob("*.pyc"))
 
 
 def copied(folder):

@@ -21,7 +21,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid
 from fedapps.strategies.base.records import to_record
 from fedapps.tasks.site_data import SiteImages, SiteTable
-from tests.helpers import clients_of, outcome_of, refused
+from tests.helpers import clients_of, exchanged, outcome_of, refused
 
 JOB = {
     "task": "tabular",
@@ -113,27 +113,6 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     )
 
 
-def test_no_value_of_the_column_leaves_the_site(sites):
-    files, _ = sites
-    settings, said = read_settings(JOB | {"sites.client": "ward", "out": ""}), []
-    inner = nodes(settings, files)
-    send = inner.send_and_receive
-    inner.send_and_receive = lambda messages, *, timeout=None: (
-        said.extend(replies := send(messages)) or replies
-    )
-    assert len(list(GatewayGrid(inner).get_node_ids())) == 5
-    clients = [name for reply in said for name in reply.content["config"]["clients"]]
-    assert len(clients) == 5
-    assert not [
-        name
-        for name in clients
-        for wards in WARDS.values()
-        for ward in wards
-        if ward in name.partition(":")[2] and len(ward) > 1
-    ]
-    assert all("/" not in name for name in clients)  # names of files, too
-
-
 def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(sites, caplog):
     """The server hears the class of the fault, and nothing of the table."""
     settings = read_settings(JOB | {"sites.client": "bed", "out": ""})
@@ -143,17 +122,6 @@ def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(
         "site's log says more",
     )
     assert "no column 'bed' (sites.client): it has age, kind, sick, ward" in caplog.text
-
-
-def test_a_client_that_a_site_does_not_have_is_refused(sites):
-    settings = read_settings(JOB | {"sites.client": "ward"})
-    refused(
-        lambda: SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data(
-            "rome:nobody", 5
-        ),
-        "'rome:nobody' has no rows at this site",
-        UserError,
-    )
 
 
 @pytest.mark.parametrize("names", [[], [1, 2], ["a", "a"], "a", None])
@@ -227,16 +195,14 @@ def samples(request, tmp_path):
     return ("@file" if request.param == "a file each" else "ward"), places, parts
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, samples, tmp_path):
+def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(samples, tmp_path):
     column, places, parts = samples
-    together = read_settings(
-        SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")}
-    )
+    job = SAMPLES | {"method": "scaffold"}
+    together = read_settings(job | {"sites.client": column, "out": str(tmp_path / "together")})
     gateway = GatewayGrid(nodes(together, places))
     outcome = result(together, gateway, tmp_path / "together")
     assert gateway.travel.messages == 2  # five clients, two sites
-    alone = read_settings(SAMPLES | {"method": method, "out": str(tmp_path / "alone")})
+    alone = read_settings(job | {"out": str(tmp_path / "alone")})
     assert result(alone, nodes(alone, parts), tmp_path / "alone") == outcome
     assert {row["client"] for row in clients_of(tmp_path / "together")} == set(parts)
 
@@ -250,7 +216,9 @@ def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
     return SiteImages(settings.problem, settings.context, str(path))
 
 
-def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
+def test_what_is_wrong_with_the_clients_of_a_site_is_said(tmp_path, sites):
+    wards = read_settings(JOB | {"sites.client": "ward"})
+    table = SiteTable(wards.problem, wards.context, str(sites[0]["rome"]))
     for call, message in (
         (
             lambda: image_site(tmp_path, {"sites.client": "bed"}).names(),
@@ -264,9 +232,17 @@ def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
             lambda: image_site(tmp_path, {"data.min-samples": 20}).names(),
             r"none of its 2 clients has the 20 samples .*data\.min-samples",
         ),
+        *(
+            (lambda task=task: task.client_data("rome:nobody", 5), "'rome:nobody' has no rows at")
+            for task in (image_site(tmp_path, {}), table)
+        ),
         (
-            lambda: image_site(tmp_path, {}).client_data("rome:nobody", 5),
-            "'rome:nobody' has no rows at this site",
+            lambda: read_settings({"sites.client": "ward"}),
+            r"sites\.client = 'ward': is a column of sites' own data",
+        ),
+        (
+            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
+            r"num-clients = 0: with sites\.client = 'ward': set it to the number",
         ),
         (
             lambda: image_site(tmp_path, {"data.class-weights": True}),
@@ -339,35 +315,16 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
     assert len(data.train) + len(data.test) == 12
 
 
-def test_the_column_of_clients_is_of_sites_own_data():
-    for call, message in (
-        (
-            lambda: read_settings({"sites.client": "ward"}),
-            r"sites\.client = 'ward': is a column of sites' own data",
-        ),
-        (
-            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
-            r"num-clients = 0: with sites\.client = 'ward': set it to the number",
-        ),
-    ):
-        refused(call, message, UserError)
-
-
-def test_a_message_for_many_is_one_a_site(sites):
-    files, _ = sites
+def test_a_message_for_many_is_one_a_site_and_no_value_of_the_column_leaves_it(sites, monkeypatch):
     settings = read_settings(JOB | {"sites.client": "ward", "out": ""})
-    inner, sizes = nodes(settings, files), []
-    send = inner.send_and_receive
-
-    def listen(messages, *, timeout=None):
-        messages = list(messages)
-        sizes.append(
-            [len(unpack(m.content)[1]) for m in messages if m.metadata.message_type == "query.many"]
-        )
-        return send(messages)
-
-    inner.send_and_receive = listen
-    grid = ClientGrid(GatewayGrid(inner), num_clients=5)
+    seen = exchanged(monkeypatch)
+    grid = ClientGrid(GatewayGrid(nodes(settings, sites[0])), num_clients=5)
     assert len(grid.wait()) == 5
-    # the question; one client is asked who it is, then the others
-    assert sizes == [[], [1], [3, 1]]
+    # the question of each site; one client is asked who it is, then the others
+    assert [kind for kind, *_ in seen] == ["query.clients"] * 2 + [MANY] * 3
+    assert [len(unpack(sent)[1]) for _, sent, _ in seen[2:]] == [1, 3, 1]
+    clients = [name for _, _, reply in seen[:2] for name in reply["config"]["clients"]]
+    assert len(clients) == 5
+    values = {ward for wards in WARDS.values() for ward in wards if len(ward) > 1}
+    assert not [name for name in clients if any(ward in name.partition(":")[2] for ward in values)]
+    assert all("/" not in name for name in clients)  # names of files, too
