@@ -315,13 +315,6 @@ def test_every_page_is_three_clicks_from_the_front_page():
     ] == []
 
 
-def test_images_are_small_and_used():
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    for image in (ROOT / "docs" / "images").iterdir():
-        assert image.stat().st_size < 150_000
-        assert f"images/{image.name})" in text
-
-
 def test_settings_named_in_the_text_exist_with_their_defaults():
     known = default_config()
     values = [value for page in PAGES for _, value in named_settings(page)]

@@ -30,16 +30,6 @@ PLACES = [
 PAGE = "docs/fednova.md"
 
 
-def test_it_takes_less_than_ninety_lines_of_code():
-    lines = [
-        line
-        for text in (SERVER, CLIENT, SERVER_IMPORT, ENTRY)
-        for line in text.splitlines()
-        if line.strip()
-    ]
-    assert len(lines) < 90
-
-
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """A copy of the project with the method added as the text says."""

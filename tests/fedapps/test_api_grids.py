@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import types
-from io import StringIO
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from fedapps.lab.client_samples import client_samples
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.runs.prepare import with_defaults
-from fedapps.runs.progress import Line, Progress, in_notebook
+from fedapps.runs.progress import Progress, in_notebook
 from tests.helpers import rows_of
 
 pandas = pytest.importorskip("pandas")
@@ -128,6 +127,7 @@ def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     assert {run.summary["rounds-completed"] for run in by_settings.runs.values()} == {2, 4}
     record = json.loads((tmp_path / "file" / "sweep.json").read_text())
     assert record["settings"] == ['method="fedfw"']
+    assert list(fedapps.compare(by_file).table["label"]) == ["a <long> one", "short"]
     assert "a &lt;long&gt; one" in by_settings._repr_html_()
     assert "<b>" not in by_settings._repr_html_().split("</thead>")[0]
     page = (tmp_path / "command" / "report.html").read_text()
@@ -235,13 +235,6 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
         fedapps.compare(fedper, worst=0)
 
 
-def test_the_runs_of_a_sweep_compare(in_process, tmp_path):
-    done = fedapps.sweep(
-        **LASSO, method=["fedfw", "fedfw-plus"], out=tmp_path / "out", progress=False
-    )
-    assert list(fedapps.compare(done).table["label"]) == ["fedfw", "fedfw-plus"]
-
-
 # --- what a notebook shows ------------------------------------------------------------
 
 
@@ -318,7 +311,9 @@ def kernel(monkeypatch):
     return places
 
 
-def test_in_a_notebook_one_line_is_updated(kernel, tmp_path, capsys):
+def test_in_a_notebook_one_line_is_updated(request, tmp_path, capsys):
+    assert not in_notebook()
+    kernel = request.getfixturevalue("kernel")
     assert in_notebook()
     clock = iter(np.arange(0, 100, 0.5))
     with Progress(3, "fedavg on <b>", clock=lambda: float(next(clock))) as progress:
@@ -334,15 +329,12 @@ def test_in_a_notebook_one_line_is_updated(kernel, tmp_path, capsys):
     assert "fedavg on &lt;b&gt;: round 3/3" in kernel[0][-1]["text/html"]
     assert kernel[0][-1]["text/plain"].startswith("fedavg on <b>: round 3/3  loss 0.500")
     assert capsys.readouterr() == ("", "")
-
-
-def test_in_a_notebook_a_sweep_updates_one_line(kernel, tmp_path, capsys):
     runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
     with SweepProgress(runs, runs) as progress:
         progress.show_end(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
         progress.show_end(Ended(runs[1], {}, "it died"))
-    assert len(kernel) == 1
-    assert kernel[0][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
+    assert len(kernel) == 2
+    assert kernel[1][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
     assert "b: failed: it died" in capsys.readouterr().out
 
 
@@ -391,10 +383,3 @@ def test_printed_tables_are_whole(runs, in_process, tmp_path):
     assert len({len(line) for line in one.split("\n")}) > 1
     dealt = fedapps.partition(data={"partition": "dirichlet", "alpha": 0.3}, num_clients=4)
     assert len([line for line in str(dealt).split("\n") if line.startswith("| ")]) == 6
-
-
-def test_outside_of_a_notebook_there_is_no_kernel():
-    assert not in_notebook()
-    with Progress(1, "x", Console(file=StringIO())) as progress:
-        assert progress._cell is None
-    assert Line()._handle is None

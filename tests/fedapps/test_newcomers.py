@@ -26,7 +26,7 @@ from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import assert_same, clients_of, some_slow
+from tests.helpers import assert_same, clients_of, refused, some_slow
 from tests.small_jobs import unlike_at_clients
 
 CLIENTS = 6
@@ -171,9 +171,10 @@ def test_training_alone_starts_at_the_initial_model(tmp_path):
 
 def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
     """Fine-tuning's new clients are adapted as its members are, for the given number of
-    epochs, and never twice.
+    epochs, and never twice. With mu = 0 Ditto's personal model is fine-tuned, too.
     """
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
+    assert new_rows(run(tmp_path / "d", method="ditto", ditto__mu=0.0, ditto__epochs=7)) == plain
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
     for number, row in fine.items():
         assert row["new-accuracy-1"] == plain[number]["new-accuracy-1"]
@@ -199,15 +200,6 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
             not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)
         ]
         assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
-
-
-def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(tmp_path):
-    """With a large mu the personal model equals the server's; with mu = 0 it is
-    fine-tuned.
-    """
-    free = new_rows(run(tmp_path / "free", method="ditto", ditto__mu=0.0, ditto__epochs=7))
-    plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
-    assert free == plain
 
 
 @pytest.mark.parametrize("method", some_slow(unlike_at_clients(TORCH), "fedavg", "fedrep"))
@@ -298,12 +290,8 @@ def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
     ],
 )
 def test_settings_that_exclude_new_clients_are_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        assemble(
-            with_defaults(
-                {k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given
-            )
-        )
+    job = {k: v for k, v in JOB.items() if k != "task" or "method" not in given}
+    refused(lambda: assemble(with_defaults(job | given)), said, UserError)
 
 
 def test_new_clients_are_shown_and_marked(tmp_path):

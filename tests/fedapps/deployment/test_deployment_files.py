@@ -93,17 +93,6 @@ def test_compose_file_is_whole():
     ).exists()
 
 
-def test_dockerfile_copies_what_exists():
-    text = (ROOT / "deploy" / "Dockerfile").read_text()
-    copied = [
-        source
-        for sources in re.findall(r"^COPY (.*) \S+$", text, re.M)
-        for source in sources.split()
-    ]
-    assert {"pyproject.toml", "algorithms", "strategies", "clients", "fedapps"} <= set(copied)
-    assert all((ROOT / source).exists() for source in copied)
-
-
 def test_the_page_says_what_leaves_a_site_for_every_method():
     page = (ROOT / "docs" / "deployment.md").read_text()
     table = page.split("## What leaves a site")[1]
