@@ -144,9 +144,8 @@ def answer_for_many(
             if at_home and own is not None and client not in own:
                 return Part({"reason": f"{str(client)[:100]!r} is no client of this site"})
             if client not in states:
-                states[client] = (
-                    _of(context, f"{client}/") if at_home else part.state or RecordDict()
-                )
+                kept = within(f"{client}/", context.state) if at_home else part.state
+                states[client] = RecordDict(dict(kept or {}))
             place = _context(context, client, facts["num-clients"], states[client])
             answer = _answer(app, message, place, part)
             states[client] = states[client] if answer.state is None else answer.state
@@ -185,11 +184,6 @@ def _context(node: Context, client: int | str, num_clients: int, state: RecordDi
         )
     config = {**node.node_config, "partition-id": client, "num-partitions": num_clients}
     return Context(node.run_id, FIRST_NODE + client, config, state.copy(), node.run_config)
-
-
-def _of(node: Context, prefix: str) -> RecordDict:
-    """Return the state of a client that its node keeps."""
-    return RecordDict(within(prefix, node.state))
 
 
 def _keep(node: Context, prefix: str, state: RecordDict) -> None:

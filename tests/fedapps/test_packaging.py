@@ -387,7 +387,7 @@ entry()
     ("code", "said", "status"),
     [
         (COMMAND, "fedapps: this command", 2),
-        # as after `pip install .` in a plain checkout; the app itself is found and starts
+        # as after `pip install .` in a plain checkout; the app itself starts
         (SERVER, "fedapps.errors.UserError: this run", 1),
     ],
 )

@@ -2,8 +2,8 @@
 
 import csv
 
+from benchmarks.truths import truth
 from fedapps.lab.sweeps.pool import Ended, run_one
-from fedapps.testing.truths import truth
 
 
 def in_process(runs):

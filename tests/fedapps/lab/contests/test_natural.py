@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from benchmarks.truths import SIZES
 from experiments.natural import contests
-from fedapps.testing.truths import SIZES
 from tests.fedapps.lab.contests.sites import in_process, write_sites
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]
