@@ -41,8 +41,7 @@ class World:
 
     def run(self, strategy, rounds, start=None, evaluate_every=0, **options):
         start = self.domain.start() if start is None else start
-        sampled = options.pop("clients_per_round", 0)
-        client_grid = ClientGrid(self.grid, clients_per_round=sampled)
+        client_grid = ClientGrid(self.grid, clients_per_round=options.pop("clients_per_round", 0))
         names = [f"x{i}" for i in range(len(self.domain.split(start)))]
         initial = dict(zip(names, self.domain.split(start), strict=True))
         result = simulate(

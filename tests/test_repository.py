@@ -53,8 +53,7 @@ def test_the_suite_runs_on_every_supported_python():
 
 def test_the_release_tries_a_command_that_parses():
     (line,) = [line for line in COMMANDS if "bin/fedapps" in line]
-    words = shlex.split(line.partition("bin/fedapps ")[2])
-    assert settings_of(parse(words)).method == "fedavg"
+    assert settings_of(parse(shlex.split(line.partition("bin/fedapps ")[2]))).method == "fedavg"
 
 
 def test_only_the_job_that_publishes_may_ask_for_an_identity_and_runs_no_code():

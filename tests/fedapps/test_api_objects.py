@@ -80,8 +80,7 @@ def test_arrays_give_the_numbers_of_their_npz():
     memory = fedapps.run(data={"x": x, "y": y, "client": client}, out="memory", **JOB)
     assert clients(memory) == clients(file)
     odd = {"x": torch.from_numpy(x), "y": pandas.Series(y), "client": client}
-    tensors = fedapps.run(data=odd, out="t", **JOB)
-    assert clients(tensors) == clients(file)
+    assert clients(fedapps.run(data=odd, out="t", **JOB)) == clients(file)
     dealt = fedapps.partition(data=(x, y), num_clients=4)
     assert dealt.table[["train", "validation", "test"]].to_numpy().sum() == 60
     mixed = {"x": x, "y": y, "partition": "dirichlet", "alpha": 0.5}

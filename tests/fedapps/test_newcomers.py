@@ -2,6 +2,7 @@
 them, before and after local epochs.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file
 
 from fedapps.clients import to_client_app
 from fedapps.clients.base.store import MessageStore
-from fedapps.clients.base.training import get_arrays, set_arrays
+from fedapps.clients.base.training import set_arrays
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
@@ -124,27 +125,7 @@ def test_new_clients_do_not_affect_training(method, tmp_path):
 
 
 def client_for(settings, number):
-    task = build_task(settings)
-    return build_client(settings, task, number, CLIENTS, MessageStore(RecordDict()))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_new_clients_score_the_servers_model_before_and_after_training(method, tmp_path):
-    result = run(tmp_path / "r", method=method, fedprox__mu=0.5)
-    settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
-    arrays = load_file(tmp_path / "r" / "model.safetensors")
-    config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
-    for row in result.clients[-2:]:
-        client = client_for(settings, int(row["client"]))
-        server = [arrays[name] for name in client.model.state_dict()]
-        for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
-            set_arrays(client.model, server)
-            if epochs:
-                client.train({**config, "local-epochs": epochs})
-            scores = client.score(client.data.test)
-            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
-            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
-            assert "accuracy" not in row
+    return build_client(settings, build_task(settings), number, CLIENTS, MessageStore(RecordDict()))
 
 
 def new_rows(result):
@@ -155,18 +136,32 @@ def new_rows(result):
     }
 
 
-def test_training_alone_starts_at_the_initial_model(tmp_path):
-    result = new_rows(run(tmp_path / "r", method="local"))
-    settings = read_settings(with_defaults({**JOB, "method": "local"}).flat())
-    for number, row in result.items():
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "local", "fedrep"])
+def test_new_clients_score_the_methods_model_before_and_after_training(method, tmp_path):
+    """That is the server's. Training alone starts at the initial model, and its first
+    epoch has the order of the client's first visit. FedRep fits a head to the server's
+    body, from the initial one.
+    """
+    rows = new_rows(run(tmp_path / "r", method=method, fedprox__mu=0.5))
+    settings = read_settings(with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat())
+    arrays = load_file(tmp_path / "r" / "model.safetensors")
+    config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
+    if method == "local":
+        config |= {"server-round": 1, "learning-rate": settings.train.rate(4)}
+    for number, row in rows.items():
         client = client_for(settings, number)
-        fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
-        set_arrays(client.model, fresh)
-        assert row["new-accuracy"] == client.score(client.data.test)["accuracy"]
-        config = {"seed": 3, "server-round": 1, **settings.train.to_config(), "local-epochs": 3}
-        rate = settings.train.rate(4)  # the first epoch has the order of the client's first visit
-        client.train({**config, "learning-rate": rate})
-        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
+        start = [arrays[name] for name in client.model.state_dict()]
+        if method == "local":
+            start = client.fresh_arrays("model", {"seed": 3}, own=False)
+        for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
+            set_arrays(client.model, start)
+            head = client.only({"share": "body"}, shared=False) if method == "fedrep" else None
+            with head or contextlib.nullcontext():
+                if epochs:
+                    client.train({**config, "local-epochs": epochs})
+            scores = client.score(client.data.test)
+            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
+            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
 
 
 def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
@@ -180,26 +175,6 @@ def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
         assert row["new-accuracy-1"] == plain[number]["new-accuracy-1"]
         assert row["new-accuracy"] == row["new-accuracy-3"] == plain[number]["new-accuracy-3"]
     assert any(row["new-loss"] != row["new-loss-1"] for row in fine.values())
-
-
-def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
-    result = new_rows(run(tmp_path / "r", method="fedrep"))
-    settings = read_settings(with_defaults({**JOB, "method": "fedrep"}).flat())
-    arrays = load_file(tmp_path / "r" / "model.safetensors")
-    for number, row in result.items():
-        client = client_for(settings, number)
-        # its head has the initial values
-        set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
-        before = get_arrays(client.model)
-        with client.only({"share": "body"}, shared=False):
-            client.train(
-                {"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3}
-            )
-        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
-        moved = [
-            not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)
-        ]
-        assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
 
 
 @pytest.mark.parametrize("method", some_slow(unlike_at_clients(TORCH), "fedavg", "fedrep"))

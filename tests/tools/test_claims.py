@@ -56,8 +56,7 @@ def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
         arguments = parse(words[1:])
         assert read_plan(ROOT / arguments.file, arguments.settings, arguments.scale).points
     elif words:
-        script = words[1] if words[0] == "python" else words[2]
-        assert (ROOT / script).is_file()
+        assert (ROOT / (words[1] if words[0] == "python" else words[2])).is_file()
 
 
 def test_the_readme_counts_the_claims():

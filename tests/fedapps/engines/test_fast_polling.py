@@ -235,8 +235,7 @@ def test_a_simulation_waits_for_messages_and_replies_and_not_for_a_clock(simulat
     grid, notes = simulation
     for number in range(4):
         notes.add("pushes")
-        asked = [question(node, number) for node in grid.get_node_ids()]
-        replies = grid.send_and_receive(asked)
+        replies = grid.send_and_receive([question(node, number) for node in grid.get_node_ids()])
         assert [reply.content["config"]["number"] for reply in replies] == [number] * 2
     # Flower was not asleep when the messages came, and slept once after them
     assert notes.phases() == [["sleeps", "awake"]] * 4

@@ -71,15 +71,8 @@ def nodes(settings, facts):
     return grid
 
 
-def names_of(files):
-    """Return the id of each client."""
-    settings, ids = read_settings(JOB | {"sites.client": "ward"}), {}
-    for site, wards in WARDS.items():
-        task = SiteTable(settings.problem, settings.context, str(files[site]))
-        for ward in wards:
-            at = [str(value).removesuffix(".0") for value in task.frame["ward"]].index(ward)
-            ids[site, ward] = f"{site}:{task.owners[at]}"
-    return ids
+#: The id of each client.
+IDS = {(site, ward): f"{site}:{digest(ward)}" for site, wards in WARDS.items() for ward in wards}
 
 
 def result(settings, grid, out):
@@ -97,14 +90,14 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     outcome = result(together, gateway, tmp_path / "together")
     # the evaluation of five clients, or then of the one that is new
     assert gateway.travel.messages == (1 if new else 2)
-    ids, parts = names_of(files), {}
+    parts = {}
     for key, rows in rows_of.items():
-        parts[ids[key]] = tmp_path / f"part-{len(parts)}.csv"
-        parts[ids[key]].write_text("\n".join([HEADER, *rows]) + "\n")
+        part = parts[IDS[key]] = tmp_path / f"part-{len(parts)}.csv"
+        part.write_text("\n".join([HEADER, *rows]) + "\n")
     alone = read_settings(job | {"out": str(tmp_path / "alone")})
     apart = nodes(alone, parts)
     assert result(alone, apart, tmp_path / "alone") == outcome
-    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(ids.values())
+    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(IDS.values())
     kept = {name for context in inner.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
         set()
@@ -283,7 +276,7 @@ def test_a_site_answers_for_its_own_clients_only_and_logs_each(names, sites, tmp
     facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0}
     sent = ConfigRecord(facts | settings.train.to_config() | {"server-round": 1})
     content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
-    own = [one for (site, _), one in names_of(files).items() if site == "rome"]
+    own = [one for (site, _), one in IDS.items() if site == "rome"]
     invented = [f"rome:{i}" for i in range(50)] + ["rome", "red"]
     asked = own * 3 if names == "own" else invented + own[:1]
     parts = [Part({"client": one, "type": "train", "group": "1"}, content) for one in asked]

@@ -50,8 +50,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder):
         assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
     assert main(["run", "--engine", "inline", "--resume", "--trust", "--out", "parts"]) == 0
     assert clients_of(folder / "parts") == clients_of(folder / "whole")
-    report = (folder / "whole" / "report.html").read_text()
-    assert "own_method:METHOD" in report
+    assert "own_method:METHOD" in (folder / "whole" / "report.html").read_text()
 
 
 def test_it_is_swept_beside_ours(folder, capsys):
