@@ -201,8 +201,7 @@ def _answer(app: ClientApp, message: Message, context: Context, part: Part) -> P
     """Return the reply of one client with its new state, or its error without one."""
     group, kind = str(part.facts["group"]), str(part.facts["type"])
     try:
-        inner = forwarded(message, context.node_id, group, kind, part.content)
-        reply = app(inner, context)
+        reply = app(forwarded(message, context.node_id, group, kind, part.content), context)
     except Exception:  # a client may fail in any way, which must not reach the others
         reason = traceback.format_exc(limit=-3)
         log(ERROR, "Client %s failed: %s", part.facts["client"], reason)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedapps.clients import DittoClient, FedAvgClient
-from fedapps.strategies import Ditto, DittoOptions, FedAvg, FedProxOptions, TERMOptions
+from fedapps.strategies import Ditto, DittoOptions, FedAdam, FedAvg, FedProxOptions, TERMOptions
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.testing import exams
 from fedapps.testing.problems import Quadratics
@@ -70,27 +70,14 @@ def test_halves_from_elsewhere_are_examined_alike():
 # --- each exam fails where it must ----------------------------------------------------
 
 
-class Forgetful(FedAvg):
-    """Steps less far from round to round, and saves nothing."""
+class Forgetful(FedAdam):
+    """Saves nothing."""
 
-    capabilities = Capabilities("model", "single replies")
+    def state_dict(self):
+        return {}
 
-    def __init__(self):
-        super().__init__()
-        self.calls, self.sent = 0, None
-
-    def configure_train(self, server_round, arrays, config, grid):
-        self.sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(self, server_round, replies):
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        self.calls += 1
-        mixed = {
-            name: old.numpy() + (arrays[name].numpy() - old.numpy()) / self.calls
-            for name, old in self.sent.items()
-        }
-        return exams._record(mixed), metrics
+    def load_state_dict(self, state):
+        assert state == {}
 
 
 class Moody(FedAvgClient):
