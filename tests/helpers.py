@@ -24,7 +24,7 @@ from fedapps.testing.problems import blobs as blobs
 from fedapps.testing.problems import simulate as simulate
 from fedapps.testing.problems import small_net as small_net
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def fedapps(*words, cwd=None, path=(), **environment):

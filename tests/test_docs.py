@@ -43,9 +43,8 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.rules import COUNTED, refuse
 from fedapps.toml_text import toml_value
-from tests.helpers import run_inline
+from tests.helpers import ROOT, run_inline
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]

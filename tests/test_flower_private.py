@@ -5,11 +5,11 @@ tools, examples and pages.
 import ast
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers import ROOT
+
 ONE = "strategies/base/flower_private.py"
 PUBLIC = {
     "flwr.app",

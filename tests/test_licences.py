@@ -3,12 +3,12 @@
 import re
 import tomllib
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Extras that a user installs; what tests and linters need is not distributed.
 FOR_USERS = ("torch", "solvers", "app", "dp", "text", "vision", "tensorboard", "mlflow", "wandb")

@@ -5,15 +5,14 @@ Pythons, and there is one version.
 import re
 import shlex
 import tomllib
-from pathlib import Path
 
 import yaml
 
 from fedapps import __version__
 from fedapps.commands.parser import parse
 from fedapps.commands.run import settings_of
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ import torch
 
 import fedapps
 from fedapps.errors import UserError
+from tests.helpers import ROOT
 
 pandas = pytest.importorskip("pandas")
 JOB = {
@@ -23,7 +24,6 @@ JOB = {
     "train": {"local_epochs": 1},
     "progress": False,
 }
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import anything slow that it does not need.
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 LATE = {
     "torch",
     "scipy",

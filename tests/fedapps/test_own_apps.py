@@ -1,13 +1,13 @@
 """`benchmarks/own_apps.py`: the lines on the page are those of the apps."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks import own_apps
+from tests.helpers import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "strategy-in-your-project.md"
+PAGE = ROOT / "docs" / "strategy-in-your-project.md"
 own_apps.quiet()
 
 

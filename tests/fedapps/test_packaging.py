@@ -22,9 +22,9 @@ from fedapps.engines.app_folder import PARTS, for_flower
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
+from tests.helpers import ROOT
 from tools.hub_app import make
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (*PARTS, "fedapps")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -285,23 +285,6 @@ def test_flowers_runtime_installs_the_application(tmp_path):
     library = [item for item in PYPROJECT["project"]["dependencies"] if item[:4] != "flwr"]
     assert sorted(wanted) == sorted(library + app)
     assert len(wanted) - len(installer._exclude_flwr_dependencies(wanted)) == 1
-
-
-def test_flowers_runtime_also_installs_the_group_of_a_checkout(tmp_path, monkeypatch):
-    """So that `flwr run .` starts after `pip install .`: its command takes the group
-    that uv installs by default.
-    """
-    from flwr.supercore.superexec import dependency_installer as installer
-
-    calls = []
-    monkeypatch.setattr(installer, "_run_cmd", lambda call, **_: calls.append(call) or None)
-    monkeypatch.setattr(installer, "_activate_runtime_env", lambda folder: None)
-    monkeypatch.setattr(installer, "_register_runtime_env_cleanup", lambda folder: None)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    installer.install_app_dependencies(ROOT)
-    (sync,) = (call for call in calls if "sync" in call)
-    assert not {"--no-dev", "--no-default-groups", "--no-group", "--only-group"} & {*sync}
-    assert PYPROJECT["dependency-groups"] == {"dev": ["fedapps[app]"]}
 
 
 @pytest.mark.slow

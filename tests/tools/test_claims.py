@@ -5,16 +5,15 @@ command that runs; index, chart and tables follow from the experiments.
 import re
 import shlex
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from fedapps.commands.parser import parse
 from fedapps.errors import UserError
 from fedapps.lab.sweeps.plan import read_plan
+from tests.helpers import ROOT
 from tools.claims import CHART, INDEX, NOT_TRIED, VERDICTS, chart, index, papers, table
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 CLAIMS = [
     pytest.param(paper, claim, id=f"{paper.page}-{claim.item}")

@@ -14,8 +14,8 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapps.deployment.local import Deployment
 from fedapps.methods import METHODS
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PARSERS = {
     "flower-superlink": _parse_args_run_superlink,
     "flower-supernode": _parse_args_run_supernode,

@@ -18,8 +18,8 @@ from fedapps import toml_text
 from fedapps.commands.parser import main
 from fedapps.engines import app_folder
 from fedapps.errors import UserError
+from tests.helpers import ROOT
 
-ROOT = Path(app_folder.__file__).parents[2]
 VALUES = [
     "plain",
     "",

@@ -23,6 +23,7 @@ from fedapps.engines.processes import Cores
 from fedapps.engines.shared_memory import Segment, pack, unpack
 from fedapps.engines.workers import WorkerGrid
 from fedapps.strategies.base.flower_private import ErrorCode
+from tests.helpers import ROOT
 
 CLIENTS = 7
 
@@ -284,7 +285,6 @@ for depth in (1, 70):
     Nested.apply(torch.ones(1, requires_grad=True), depth).backward()
     print(usual_method())
 """
-    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["fork", "spawn"]

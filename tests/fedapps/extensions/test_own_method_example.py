@@ -6,7 +6,6 @@ import importlib
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
-from tests.helpers import arrays_of, blobs, clients_of, dying_after, simulate
+from tests.helpers import ROOT, arrays_of, blobs, clients_of, dying_after, simulate
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
+EXAMPLE = ROOT / "examples" / "own-method"
 CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
 
 
