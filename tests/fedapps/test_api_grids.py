@@ -189,13 +189,7 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in runs.values()]
     assert main(["compare", *folders, "--out", str(tmp_path / "command")]) == 0
     printed = capsys.readouterr().out
-    before = {
-        path: path.stat().st_mtime_ns
-        for run in runs.values()
-        for path in run.folder.parent.rglob("*")
-    }
     comparison = fedapps.compare(*runs.values())
-    assert {path: path.stat().st_mtime_ns for path in before} == before
     assert comparison.folder is None
     same(comparison.table, tmp_path / "command" / "comparison.csv")
     same(comparison.gains, tmp_path / "command" / "gains.csv")
@@ -217,11 +211,6 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
         "comparison.csv", "gains.csv", "report.html",
     ]  # fmt: skip
     assert set(comparison.gains["label"]) == {"local"}
-    assert main(["figures", str(fedper.folder), str(local.folder), "--format", "png"]) == 0
-    assert (
-        comparison.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
-        == (fedper.folder.parent / "figures" / "comparison.png").read_bytes()
-    )
     with pytest.raises(UserError, match="no folder given"):
         fedapps.compare()
     with pytest.raises(UserError, match="worst=0: must be above 0"):

@@ -46,19 +46,16 @@ def sites(tmp_path):
     """Return the csv file of each site, and the rows of each client by its id."""
     rng, files, rows_of = np.random.default_rng(0), {}, {}
     for name, wards in WARDS.items():
-        rows = []
-        for ward in wards:
-            own = [
-                f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if rng.random() < 0.8 else 1 - i % 2},{ward}"
-                for i in range(30)
-            ]
-            rows += own
-            rows_of[name, ward] = own
+        sick = iter(rng.random(30 * len(wards)) < 0.8)
+        rows = [
+            f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if next(sick) else 1 - i % 2},{ward}"
+            for ward in wards
+            for i in range(30)
+        ]
+        rng.shuffle(rows)
         files[name] = tmp_path / f"{name}.csv"
-        order = rng.permutation(len(rows))
-        files[name].write_text("\n".join([HEADER, *(rows[i] for i in order)]) + "\n")
-        for ward in wards:
-            rows_of[name, ward] = [rows[i] for i in order if rows[i].endswith(f",{ward}")]
+        files[name].write_text("\n".join([HEADER, *rows]) + "\n")
+        rows_of |= {(name, w): [row for row in rows if row.endswith(f",{w}")] for w in wards}
     return files, rows_of
 
 
@@ -75,30 +72,33 @@ def nodes(settings, facts):
 IDS = {(site, ward): f"{site}:{digest(ward)}" for site, wards in WARDS.items() for ward in wards}
 
 
-def result(settings, grid, out):
-    execute(settings, grid)
-    return outcome_of(out)
+def trained_alike(job, column, places, parts, folder):
+    """Check that clients behind the nodes of their sites train as if each had a node;
+    return the grids.
+    """
+    together = read_settings(job | {"sites.client": column, "out": str(folder / "together")})
+    gateway = GatewayGrid(nodes(together, places))
+    execute(together, gateway)
+    alone = read_settings(job | {"out": str(folder / "alone")})
+    apart = nodes(alone, parts)
+    execute(alone, apart)
+    assert outcome_of(folder / "together") == outcome_of(folder / "alone")
+    assert {row["client"] for row in clients_of(folder / "together")} == set(parts)
+    return gateway, apart
 
 
 @pytest.mark.parametrize(("method", "new"), [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)])
 def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, tmp_path):
     files, rows_of = sites
-    job = JOB | {"method": method, "num-new-clients": new}
-    together = read_settings(job | {"sites.client": "ward", "out": str(tmp_path / "together")})
-    inner = nodes(together, files)
-    gateway = GatewayGrid(inner)
-    outcome = result(together, gateway, tmp_path / "together")
-    # the evaluation of five clients, or then of the one that is new
-    assert gateway.travel.messages == (1 if new else 2)
     parts = {}
     for key, rows in rows_of.items():
         part = parts[IDS[key]] = tmp_path / f"part-{len(parts)}.csv"
         part.write_text("\n".join([HEADER, *rows]) + "\n")
-    alone = read_settings(job | {"out": str(tmp_path / "alone")})
-    apart = nodes(alone, parts)
-    assert result(alone, apart, tmp_path / "alone") == outcome
-    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(IDS.values())
-    kept = {name for context in inner.contexts.values() for name in context.state}
+    job = JOB | {"method": method, "num-new-clients": new}
+    gateway, apart = trained_alike(job, "ward", files, parts, tmp_path)
+    # the evaluation of five clients, or then of the one that is new
+    assert gateway.travel.messages == (1 if new else 2)
+    kept = {name for context in gateway.grid.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
         set()
         if method == "fedavg"
@@ -189,15 +189,8 @@ def samples(request, tmp_path):
 
 
 def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(samples, tmp_path):
-    column, places, parts = samples
-    job = SAMPLES | {"method": "scaffold"}
-    together = read_settings(job | {"sites.client": column, "out": str(tmp_path / "together")})
-    gateway = GatewayGrid(nodes(together, places))
-    outcome = result(together, gateway, tmp_path / "together")
+    gateway, _ = trained_alike(SAMPLES | {"method": "scaffold"}, *samples, tmp_path)
     assert gateway.travel.messages == 2  # five clients, two sites
-    alone = read_settings(job | {"out": str(tmp_path / "alone")})
-    assert result(alone, nodes(alone, parts), tmp_path / "alone") == outcome
-    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(parts)
 
 
 def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):

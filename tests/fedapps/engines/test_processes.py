@@ -77,15 +77,6 @@ def test_a_guard_cleans_up_after_a_process_that_was_killed(tmp_path):
     assert not folder.exists()
 
 
-def test_a_released_guard_removes_the_folder_and_ends(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    guard = processes.Guard(f"FLWR_HOME={folder}", folder)
-    guard.release()
-    assert guard.process.poll() == 0
-    assert not folder.exists()
-
-
 def test_ports():
     free = processes.free_port()
     assert processes.checked_port(free) == free
