@@ -270,26 +270,18 @@ def kernel(monkeypatch):
     """
     places = []
 
-    class Handle:
-        def __init__(self, place):
-            self.place = place
-
-        def update(self, content, raw):
-            assert raw
-            places[self.place].append(content)
-
     def display(content, raw, display_id):
-        assert raw
-        assert display_id
-        places.append([content])
-        return Handle(len(places) - 1)
+        assert (raw, display_id) == (True, True)
+        place = [content]
+        places.append(place)
+        return types.SimpleNamespace(update=lambda content, raw: place.append(content))
 
-    ipython = types.ModuleType("IPython")
-    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    shown = types.ModuleType("IPython.display")
-    shown.display = display
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    kernel = types.SimpleNamespace(kernel=object())
+    for name, content in (
+        ("IPython", {"get_ipython": lambda: kernel}),
+        ("IPython.display", {"display": display}),
+    ):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**content))
     return places
 
 

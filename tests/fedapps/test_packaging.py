@@ -170,6 +170,16 @@ def test_the_image_gets_all_files_that_the_wheel_takes():
     assert copied == {*PACKAGES, *wheel["force-include"], "README.md"}
 
 
+FROM_WHEEL = """
+import sys
+from pathlib import Path
+from fedapps.commands.parser import main
+from fedapps.engines.app_folder import copy_app
+copy_app(Path("app"))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     """The default job and the app's files; without a checkout the command uses those of
@@ -196,41 +206,17 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
         ).read_bytes()
     (tmp_path / "empty").mkdir()
     (tmp_path / "site" / "pyproject.toml").write_text("# not ours")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    job = [
-        "experiments/default.toml",
-        "num-rounds=1",
-        "train.local-epochs=1",
-        "evaluate-every=0",
-        "--engine",
-        "inline",
-        "--out",
-        "out",
-    ]
+    job = ["experiments/default.toml", "num-rounds=1", "train.local-epochs=1", "evaluate-every=0"]
     done = subprocess.run(
-        [sys.executable, "-m", "fedapps", "run", *job],
+        [sys.executable, "-c", FROM_WHEEL, "run", *job, "--engine", "inline", "--out", "out"],
         cwd=tmp_path / "empty",
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from fedapps.engines.app_folder import copy_app; from pathlib import Path; "
-            "copy_app(Path('app'))",
-        ],
-        cwd=tmp_path / "empty",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert process.returncode == 0, process.stderr
     app = tmp_path / "empty" / "app" / "fedapps"
     assert {path.name for path in app.iterdir()} == {"fedapps", "pyproject.toml", "LICENSE"}
     assert for_flower((ROOT / "pyproject.toml").read_text()) == (app / "pyproject.toml").read_text()

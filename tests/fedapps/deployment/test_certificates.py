@@ -2,7 +2,7 @@
 what is said where a connection fails.
 """
 
-import socket
+import socketserver
 import ssl
 import stat
 import threading
@@ -31,30 +31,22 @@ from tests.helpers import refused
 
 
 @pytest.fixture
-def served(request):
+def served():
     """Start a server on a loopback port that handles one connection; returns a function
     (handler) -> port.
     """
-    listeners = []
+    servers = []
 
     def start(handle):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def serve():
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    handle(connection)
-            except OSError:  # the client hung up, as it should
-                pass
-
-        threading.Thread(target=serve, daemon=True).start()
-        return listener.getsockname()[1]
+        server = socketserver.TCPServer(("127.0.0.1", 0), lambda request, *_: handle(request))
+        server.handle_error = lambda *_: None  # the client hung up, as it should
+        servers.append(server)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        return server.server_address[1]
 
     yield start
-    for listener in listeners:
-        listener.close()
+    for server in servers:
+        server.server_close()
 
 
 def speaks_tls(folder):

@@ -2,6 +2,7 @@
 has, files that exist, and every method.
 """
 
+import configparser
 import re
 import shlex
 from pathlib import Path
@@ -38,20 +39,17 @@ def checked(words):
 
 def unit(path):
     """Return the keys of a systemd unit by section, continued lines joined."""
-    sections = {}
-    for line in path.read_text().replace("\\\n", " ").splitlines():
-        if line.startswith("["):
-            section = sections.setdefault(line.strip("[]"), [])
-        elif line and not line.startswith("#"):
-            section.append(tuple(line.split("=", 1)))
-    return sections
+    parser = configparser.RawConfigParser(delimiters="=", strict=False)
+    parser.optionxform = str
+    parser.read_string(path.read_text().replace("\\\n", " "))
+    return parser
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_units_start_flower_with_options_that_it_has(path):
     sections = unit(path)
-    assert list(sections) == ["Unit", "Service", "Install"]
-    service = dict(sections["Service"])
+    assert sections.sections() == ["Unit", "Service", "Install"]
+    service = sections["Service"]
     assert {"User", "UMask", "Restart", "StateDirectoryMode"} <= service.keys()
     options = checked(shlex.split(service["ExecStart"]))
     if "superlink" in path.stem:

@@ -25,17 +25,16 @@ LINUX = pytest.mark.skipif(not processes.PROC.is_dir(), reason="needs /proc")
 
 @contextlib.contextmanager
 def child(mark: str, code: str = DEAF):
-    name, _, value = mark.partition("=")
-    started = subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | {name: value}, stdout=subprocess.PIPE
-    )
-    try:
-        assert started.stdout.readline() == b"ready\n"
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-        started.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | dict([mark.split("=", 1)]),
+        stdout=subprocess.PIPE,
+    ) as started:
+        try:
+            assert started.stdout.readline() == b"ready\n"
+            yield started
+        finally:
+            started.kill()
 
 
 @LINUX
