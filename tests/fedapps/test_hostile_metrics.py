@@ -3,6 +3,7 @@ recorder, report, comparison.
 """
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,14 +268,10 @@ def test_a_client_without_a_common_metric_is_missing_from_flowers_mean_but_not_f
 # --- the comparison itself ------------------------------------------------------------
 
 
-class Reply:
-    def __init__(self, metrics, kind="evaluate"):
-        self.content = RecordDict({"metrics": MetricRecord(metrics)})
-        self.metadata = type("Metadata", (), {"message_type": kind})()
-
-
 def odd(rows, alike=False):
-    replies = [(client, Reply(row)) for client, row in enumerate(rows)]
+    kind = SimpleNamespace(message_type="evaluate")
+    contents = [RecordDict({"metrics": MetricRecord(row)}) for row in rows]
+    replies = list(enumerate(SimpleNamespace(content=one, metadata=kind) for one in contents))
     return Agreement().odd(replies, alike), [dict(reply.content["metrics"]) for _, reply in replies]
 
 
