@@ -100,7 +100,11 @@ class Strange(ClientGrid):
 
 def through(client_grid, messages, replies):
     """Return the replies that pass the client grid."""
-    canned = SimpleNamespace(send_and_receive=lambda *_, **__: replies)
+    canned = SimpleNamespace(
+        send_and_receive=lambda *_, **__: replies,
+        push_messages=lambda messages: [message.metadata.message_id for message in messages],
+        pull_messages=lambda _: replies,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_grid, "grid", canned)
         return ClientGrid.send_and_receive(client_grid, messages)
