@@ -70,6 +70,13 @@ def test_only_the_job_that_publishes_may_ask_for_an_identity_and_runs_no_code():
     assert all("uses" in step for step in RELEASE["publish"]["steps"])
 
 
+def test_a_release_waits_for_the_tests():
+    assert RELEASE["tests"] == {"uses": "./.github/workflows/tests.yml"}
+    assert "workflow_call" in WORKFLOWS["tests"][True]  # YAML reads `on` so
+    assert RELEASE["publish"]["needs"] == ["tests", "build"]
+    assert {RELEASE[job]["needs"] for job in ("attach", "docs")} == {"publish"}
+
+
 def test_actions_are_pinned_by_commit_and_name_the_version():
     """One commit for each action, so that an update cannot miss a place."""
     pinned = re.compile(r"uses: ([\w/-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)")

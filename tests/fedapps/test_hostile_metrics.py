@@ -172,6 +172,17 @@ def test_new_metric_names_are_recorded_up_to_a_limit(tmp_path):
     assert summary["accuracy-mean"] == 0.5
 
 
+def test_a_name_cannot_lead_out_of_the_folder(tmp_path):
+    for path in ("../../x", "/x", "a/b"):
+        run(
+            tmp_path / "a" / "run",
+            lambda _, path=path: {f"{path}-grid": [0.0, 1.0], f"{path}-accuracy": [0.5, 0.5]},
+        )
+    assert not [
+        path for path in tmp_path.rglob("*") if "x-acc" in path.name and path.parent.name != "plots"
+    ]
+
+
 def test_a_measure_of_the_server_cannot_be_hidden(tmp_path):
     class Measures(FedAvg):
         own_measures = {"gap": 0.25}  # noqa: RUF012
