@@ -7,7 +7,7 @@
     python benchmarks/contest.py worst [--number 200]
 
 contests: each (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on
-another draw of a case of ``fedapps.testing.truths``, 40 rows a client. Finished ones
+another draw of a case of ``benchmarks.truths``, 40 rows a client. Finished ones
 are kept in DIR, so the command can be stopped and repeated. Printed per case:
 
     right       of the contests whose best family gains at least 3 delta: the method to
@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import options, show
+from benchmarks.truths import Federation, truth
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.fairness.shrinkage import statistics, uncertainty
 from fedapps.lab.contests.contest import CHOICE, REFERENCE
@@ -68,7 +69,6 @@ from fedapps.lab.contests.trials import LOCAL
 from fedapps.lab.contests.verdict import USE, outcome
 from fedapps.lab.results.seeds import crossed_interval, t_interval
 from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
-from fedapps.testing.truths import Federation, truth
 
 FAMILY = {
     "fedavg": "pooled",
@@ -93,7 +93,7 @@ SETTINGS = {
     "train.local-epochs": 5,
     "train.batch-size": 16,
 }
-BODY = {"model.name": "fedapps.testing.truths:body_net", "model.start": "random"}
+BODY = {"model.name": "benchmarks.truths:body_net", "model.start": "random"}
 CASES = ["null", "islands", "same", "threshold", "clusters", "body", "shift", "wrong-labels"]
 Array = NDArray[np.float64]
 

@@ -2,7 +2,6 @@
 controlled through a pipe.
 """
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -164,11 +163,6 @@ class Browser:
         text = {"Enter": {"text": "\r"}, " ": {"text": " "}}.get(key, {})
         self.do("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.do("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-    def picture(self, path, whole=True):
-        """Write a screenshot."""
-        data = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        Path(path).write_bytes(base64.b64decode(data))
 
     @property
     def complaints(self):

@@ -19,12 +19,10 @@ from flwr.client import NumPyClient
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid, run_rounds
-from fedapps.testing.problems import arrays_of as arrays_of
 from fedapps.testing.problems import blobs as blobs
-from fedapps.testing.problems import simulate as simulate
 from fedapps.testing.problems import small_net as small_net
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def fedapps(*words, cwd=None, path=(), **environment):
@@ -199,6 +197,27 @@ def play(strategy, client_fn, num_clients, start, rounds=1, config=(), inner=Inl
     result = run_rounds(strategy, grid, arrays, rounds, train_config=config, **options)
     result.seen = seen
     return result
+
+
+def simulate(
+    strategy, client_fn, num_clients, initial, num_rounds=3, config=None, grid=None, **options
+):
+    """Run a strategy over clients made by ``client_fn(partition_id, context)``; return
+    Flower's Result.
+    """
+    app = to_client_app(lambda context: client_fn(context.node_config["partition-id"], context))
+    return strategy.start(
+        grid or InlineGrid(app, num_clients),
+        ArrayRecord({name: Array(np.asarray(value)) for name, value in initial.items()}),
+        num_rounds,
+        train_config=ConfigRecord(dict(config or {})),
+        **options,
+    )
+
+
+def arrays_of(result):
+    """Return the final arrays of a Result by name."""
+    return {name: array.numpy() for name, array in result.arrays.items()}
 
 
 def refused(call, message, kind=ValueError):

@@ -5,7 +5,7 @@ bytes and the structure of a valid reply.
 from contextlib import suppress
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 DTYPES = [
     "float64",
@@ -188,7 +188,3 @@ def info(content, rng):
 def _clear(record):
     for key in list(record):
         del record[key]
-
-
-def empty():
-    return RecordDict()

@@ -19,6 +19,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from click import Group
 from flwr.app import Array, ArrayRecord, Context, RecordDict
@@ -27,6 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
+from torch.nn.functional import cross_entropy
 from typer.main import get_command
 
 from fedapps.commands.parser import COMMANDS, parse
@@ -41,9 +43,8 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.rules import COUNTED, refuse
 from fedapps.toml_text import toml_value
-from tests.helpers import run_inline
+from tests.helpers import ROOT, run_inline
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -255,14 +256,9 @@ def named_settings(page):
     )
 
 
-def test_the_pages_contain_settings_to_check():
-    assert sum(len(links(page)) for page in PAGES) > 200
-    values = [value for page in PAGES for _, value in named_settings(page)]
-    assert len(values) > 200
-    assert sum(map(bool, values)) > 120
-
-
 def test_links_lead_somewhere():
+    assert sum(len(links(page)) for page in PAGES) > 200
+
     def check(page):
         for target in links(page):
             path, _, anchor = target.partition("#")
@@ -300,17 +296,6 @@ def test_tables_have_a_header_and_rows_of_its_length():
     assert {page.name: rows for page, rows in pages.items() if rows} == {}
 
 
-def test_the_index_names_every_page_or_the_table_of_methods_does():
-    index = "".join(
-        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "methods.md")
-    )
-    assert [
-        p.name
-        for p in PAGES
-        if p.parent.name == "docs" and p.name != "README.md" and f"({p.name})" not in index
-    ] == []
-
-
 def test_every_page_is_three_clicks_from_the_front_page():
     front = ROOT / "docs" / "README.md"
     reached, seen = {front}, {front}
@@ -329,15 +314,10 @@ def test_every_page_is_three_clicks_from_the_front_page():
     ] == []
 
 
-def test_images_are_small_and_used():
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    for image in (ROOT / "docs" / "images").iterdir():
-        assert image.stat().st_size < 150_000
-        assert f"images/{image.name})" in text
-
-
 def test_settings_named_in_the_text_exist_with_their_defaults():
     known = default_config()
+    values = [value for page in PAGES for _, value in named_settings(page)]
+    assert (len(values) > 200, sum(map(bool, values)) > 120) == (True, True)
 
     def check(page):
         rows = re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", prose(page), re.M)
@@ -412,33 +392,20 @@ def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsy
 
 
 def test_the_examples_client_keeps_fedproxs_contract(own_project):
-    """One gradient step of the loss with the term, by finite differences; the example
-    takes twenty, the first without the term.
-    """
+    """Twenty gradient steps of the loss with the term, by automatic differentiation."""
     rng = np.random.default_rng(0)
     x, y, start, mu = rng.random((6, 64)), rng.integers(0, 10, 6), rng.normal(size=(64, 10)), 0.7
     client = own_project("own_project.client_app:SoftmaxClient")(x, y)
-    softmax = own_project("own_project.client_app:softmax")
-
-    def loss(weights):
-        p = softmax(client.x @ weights)
-        return (
-            -np.log(p[np.arange(len(p)), client.y]).mean() + mu / 2 * ((weights - start) ** 2).sum()
-        )
-
-    def gradient(weights):
-        out = np.empty_like(weights)
-        for i in np.ndindex(weights.shape):
-            step = np.zeros_like(weights)
-            step[i] = 1e-6
-            out[i] = (loss(weights + step) - loss(weights - step)) / 2e-6
-        return out
-
-    weights = start.copy()
+    weights = torch.tensor(start, requires_grad=True)
+    optimiser = torch.optim.SGD([weights], 0.5)
     for _ in range(20):
-        weights -= 0.5 * gradient(weights)
+        optimiser.zero_grad()
+        outputs = torch.as_tensor(client.x) @ weights
+        pull = mu / 2 * ((weights - torch.as_tensor(start)) ** 2).sum()
+        (cross_entropy(outputs, torch.as_tensor(client.y)) + pull).backward()
+        optimiser.step()
     (trained,), num_examples, _ = client.fit([start], {"proximal-mu": mu})
-    np.testing.assert_allclose(trained, weights, atol=1e-6)
+    np.testing.assert_allclose(trained, weights.detach(), atol=1e-9)
     assert num_examples == 3
 
 
@@ -483,12 +450,11 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         settings = {"method": "superfed-mm", "num-rounds": 2, "train.local-epochs": 1}
         run_inline(Path(folder[1]), **settings)
         capsys.readouterr()
-    for word, wanted in PRINTED.items():
-        if word in code:
-            exec(compile(code, "snippet", "exec"), {})
-            said = capsys.readouterr().out
-            assert re.search(wanted, said, re.M), said
-            return
+    for wanted in (wanted for word, wanted in PRINTED.items() if word in code):
+        exec(compile(code, "snippet", "exec"), {})
+        said = capsys.readouterr().out
+        assert re.search(wanted, said, re.M), said
+        return
 
     class Plain(own_project("own_project.client_app:SoftmaxClient")):
         """The example's client for strategies that send no proximal weight, or want to
@@ -497,15 +463,13 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
 
         def fit(self, parameters, config):
             arrays, num_examples, metrics = super().fit(parameters, {"proximal-mu": 0.0, **config})
-            asked = {"loss-before": 1.0} if config.get("loss-before") else {}
-            return arrays, num_examples, metrics | asked
+            return arrays, num_examples, metrics | {"loss-before": 1.0}
 
     digits_of = own_project("own_project.client_app:digits_of")
     client_fn = lambda context: Plain(*digits_of(context))
     start = ArrayRecord({"weights": Array(np.zeros((64, 10)))})
-    app = own_project("own_project.client_app:to_client_app")(client_fn)
     names = {
-        "grid": InlineGrid(app, 10),
+        "grid": InlineGrid(own_project("own_project.client_app:to_client_app")(client_fn), 10),
         "start": start,
         "initial_arrays": start,
         "client_fn": client_fn,

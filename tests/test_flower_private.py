@@ -5,11 +5,11 @@ tools, examples and pages.
 import ast
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers import ROOT
+
 ONE = "strategies/base/flower_private.py"
 PUBLIC = {
     "flwr.app",
@@ -82,23 +82,3 @@ def test_no_other_module_uses_a_private_name_of_flower():
 def test_a_private_name_is_found(line):
     assert private_names(line)
     assert not private_names("from flwr.app import Message\nfrom flwr.serverapp import strategy")
-
-
-def test_what_is_private_today_is_there():
-    """One by one: a release of Flower that lacks a name fails at that name."""
-    from flwr.app import Message, RecordDict
-
-    from fedapps.strategies.base import flower_private as private
-
-    private.identify_process(7, node_id=3)
-    message = Message(RecordDict(), 5, "query.one")
-    assert (message.metadata.run_id, message.metadata.src_node_id) == (7, 3)
-    assert private.number_message(message) == message.metadata.message_id
-    inner = private.forwarded(message, 11, "2", "train", RecordDict())
-    assert (inner.metadata.dst_node_id, inner.metadata.message_type) == (11, "train")
-    assert (inner.metadata.run_id, inner.metadata.src_node_id) == (7, 3)
-    assert inner.metadata.created_at == message.metadata.created_at
-    module, _, name = private.CLIENT_PROGRAM.partition(":")
-    assert callable(getattr(importlib.import_module(module), name))
-    codes = private.ErrorCode
-    assert len({codes.UNKNOWN, codes.CLIENT_APP_RAISED_EXCEPTION, codes.NODE_UNAVAILABLE}) == 3

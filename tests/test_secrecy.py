@@ -9,16 +9,14 @@ import io
 import os
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedapps.clients import FedAvgClient
 from fedapps.commands.parser import main
-from tests.helpers import run_inline
+from tests.helpers import ROOT, run_inline
 
-ROOT = Path(__file__).resolve().parent.parent
 FILES = [
     path.relative_to(ROOT)
     for package in ("algorithms", "strategies", "clients", "fedapps")

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 import tomllib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,12 +15,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps import strategies
 from fedapps.engines.inline import InlineGrid
-from fedapps.methods import METHODS
-from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.reading import read_settings
+from tests.helpers import ROOT
 from tools.example_diffs import changed
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "quickstart" / "quickstart"
 APP = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
     "app"
@@ -170,14 +166,6 @@ def contract_of(module):
         r"^Contract(?: of .*?)?[.:] (.*?)(?=\n\n|\Z)", inspect.getdoc(module) or "", re.M | re.S
     )
     return found[1] if found else ""
-
-
-def test_every_method_has_a_contract():
-    modules = {}
-    for name in METHODS:
-        settings = read_settings({"method": name})
-        modules[name] = type(build_strategy(settings, build_task(settings))).__module__
-    assert [n for n, m in modules.items() if not contract_of(importlib.import_module(m))] == []
 
 
 STRATEGIES = sorted(

@@ -48,13 +48,10 @@ def copy_app(
         for folder in import_module(f"fedapps.{name}").__path__
         for source in Path(folder).rglob("*.py")
     }
-    for target, source in files.items():
+    code = {place: path for place, path in (own or {}).items() if path.suffix == ".py"}
+    for target, source in (files | {PurePath(place): path for place, path in code.items()}).items():
         (app / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / target)
-    code = {place: path for place, path in (own or {}).items() if path.suffix == ".py"}
-    for place, source in code.items():
-        (app / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, app / place)
     if own:
         if beside := {place: own[place] for place in own.keys() - code.keys()}:
             (app / PACKED).write_text(pack(beside), encoding="utf-8")

@@ -144,9 +144,8 @@ def answer_for_many(
             if at_home and own is not None and client not in own:
                 return Part({"reason": f"{str(client)[:100]!r} is no client of this site"})
             if client not in states:
-                states[client] = (
-                    _of(context, f"{client}/") if at_home else part.state or RecordDict()
-                )
+                kept = within(f"{client}/", context.state) if at_home else part.state
+                states[client] = RecordDict(dict(kept or {}))
             place = _context(context, client, facts["num-clients"], states[client])
             answer = _answer(app, message, place, part)
             states[client] = states[client] if answer.state is None else answer.state
@@ -187,11 +186,6 @@ def _context(node: Context, client: int | str, num_clients: int, state: RecordDi
     return Context(node.run_id, FIRST_NODE + client, config, state.copy(), node.run_config)
 
 
-def _of(node: Context, prefix: str) -> RecordDict:
-    """Return the state of a client that its node keeps."""
-    return RecordDict(within(prefix, node.state))
-
-
 def _keep(node: Context, prefix: str, state: RecordDict) -> None:
     for name in [
         name
@@ -207,8 +201,7 @@ def _answer(app: ClientApp, message: Message, context: Context, part: Part) -> P
     """Return the reply of one client with its new state, or its error without one."""
     group, kind = str(part.facts["group"]), str(part.facts["type"])
     try:
-        inner = forwarded(message, context.node_id, group, kind, part.content)
-        reply = app(inner, context)
+        reply = app(forwarded(message, context.node_id, group, kind, part.content), context)
     except Exception:  # a client may fail in any way, which must not reach the others
         reason = traceback.format_exc(limit=-3)
         log(ERROR, "Client %s failed: %s", part.facts["client"], reason)

@@ -17,10 +17,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from logging import INFO
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedapps.engines.inline import failed
 from fedapps.engines.node_app import FIRST_NODE, MANY, Part, pack, unpack
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes, trains
@@ -31,6 +32,7 @@ from fedapps.strategies.base.wrapped_grid import WrappedGrid
 #: Largest size in bytes of a message, or of the expected reply: large enough to make
 #: the cost per message negligible, small compared to a worker's memory.
 MOST_BYTES = 32 * 2**20
+RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 class NodeGrid(WrappedGrid):
@@ -162,7 +164,7 @@ class NodeGrid(WrappedGrid):
             if len(parts) != len(inside):
                 raise ValueError(f"{len(parts)} replies to {len(inside)} messages of a node")
         except ValueError as error:
-            return [_failed(message, str(error)) for message in inside]
+            return [failed(message, RAISED, str(error)) for message in inside]
         return [self._reply(message, part) for message, part in zip(inside, parts, strict=True)]
 
     def _reply(self, message: Message, part: Part) -> Message:
@@ -170,7 +172,7 @@ class NodeGrid(WrappedGrid):
         if part.state:
             self.states[client] = part.state
         if part.content is None:
-            return _failed(message, str(part.facts.get("reason", "")))
+            return failed(message, RAISED, str(part.facts.get("reason", "")))
         if not part.state:
             self.states.pop(client, None)
         for record in part.content.values():
@@ -242,10 +244,6 @@ def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[lis
     return [sorted(hand) for hand in out]
 
 
-def _failed(message: Message, reason: str) -> Message:
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
 class _Load:
     """Bytes of contents that are sent together: shared records count once."""
 
@@ -292,6 +290,4 @@ def _things(content: RecordDict) -> list[tuple[Array | ConfigRecord | MetricReco
 
 
 def _bytes(content: RecordDict) -> int:
-    load = _Load()
-    load.add(content)
-    return load.bytes
+    return sum({id(thing): size for thing, size in _things(content)}.values())

@@ -65,8 +65,7 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides after Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    app = program.load()
-    grid = InlineGrid(app, program.num_clients, program.run_config, program.run_id)
+    grid = InlineGrid(program.load(), program.num_clients, program.run_config, program.run_id)
     logs = _collected_logs(program.level)
     records: dict[Place, Record] = {}
     current = 0

@@ -145,12 +145,11 @@ def _file_of(module: str) -> str:
 
 def code_named(config: Mapping[str, Any]) -> list[str]:
     """Return the settings that name the user's own code."""
-    return [key for key, value in config.items() if names_code(key) and is_reference(value)]
-
-
-def names_code(key: str) -> bool:
-    """Return whether a setting may name code."""
-    return key in ("model.name", "task") or names_method(key)
+    return [
+        key
+        for key, value in config.items()
+        if (key in ("model.name", "task") or names_method(key)) and is_reference(value)
+    ]
 
 
 def names_method(key: str) -> bool:

@@ -135,8 +135,7 @@ def local_client(
 ) -> NumPyClient:
     """Return a client of local boosting."""
     data, units = rows_of(task, client_id, num_clients)
-    outputs = task.num_outputs
-    return clients.LocalBoostingClient(data, client_id, store, outputs=outputs, **units)
+    return clients.LocalBoostingClient(data, client_id, store, outputs=task.num_outputs, **units)
 
 
 METHODS: dict[str, Method] = {

@@ -86,11 +86,11 @@ class Method:
             if options and not self.table and package == "fedapps.strategies":
                 object.__setattr__(self, "table", module.replace("_", "-"))
         if isinstance(self.strategy, type):
-            object.__setattr__(
-                self, "strategy", Built(self.strategy, bool(options_of(self.strategy)))
-            )
-        if isinstance(self.client, type | str):
-            object.__setattr__(self, "client", TorchClient(partial(_class_of, self.client)))
+            object.__setattr__(self, "strategy", partial(_built, self.strategy))
+        if isinstance(client := self.client, str):
+            object.__setattr__(self, "client", TorchClient(lambda: getattr(clients, client)))
+        elif isinstance(client, type):
+            object.__setattr__(self, "client", TorchClient(lambda: client))
         object.__setattr__(self, "page", self.page or self.table)
 
     @property
@@ -104,16 +104,10 @@ class Method:
         return cast(ClientFactory, self.client)
 
 
-@dataclass(frozen=True)
-class Built:
-    """Factory of strategies of a class that takes only its options, if any."""
-
-    kind: type[Strategy]
-    takes_options: bool
-
-    def __call__(self, options: Any, task: Any, context: RunContext) -> Strategy:
-        """Return the strategy."""
-        return self.kind(options) if self.takes_options else self.kind()  # type: ignore[call-arg]
+def _built(kind: Any, options: Any, task: Any, context: RunContext) -> Strategy:
+    """Return a strategy of a class that takes only its options, if any."""
+    made: Strategy = kind(options) if options_of(kind) else kind()
+    return made
 
 
 def options_of(kind: type) -> type[Options] | None:
@@ -135,13 +129,6 @@ def with_base(
     return make_dataclass(
         kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True
     )
-
-
-def _class_of(client: "type[clients.FedAvgClient] | str") -> "type[clients.FedAvgClient]":
-    kind: type[clients.FedAvgClient] = (
-        getattr(clients, client) if isinstance(client, str) else client
-    )
-    return kind
 
 
 @dataclass(frozen=True)

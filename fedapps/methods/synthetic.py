@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps import clients
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.seeds import derived_seed
-from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
+from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory, TorchClient
 from fedapps.strategies import (
     ClassMeans,
     FedDM,
@@ -109,19 +109,9 @@ def names_of_nets(text: str) -> list[str]:
 
 def set_client(kind: str) -> ClientFactory:
     """Return a factory of clients of class ``kind``. They evaluate the server's net,
-    and send none.
+    and send none: it is no ``TorchClient``.
     """
-
-    def client(
-        options: Any, task: Any, client_id: int | str, num_clients: int, store: "clients.Store"
-    ) -> NumPyClient:
-        data = task.client_data(client_id, num_clients)
-        made: NumPyClient = getattr(clients, kind)(
-            task.model_fn, data, client_id, store, task.work_model(), task.objective
-        )
-        return made
-
-    return client
+    return TorchClient(lambda: getattr(clients, kind)).__call__
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:

@@ -210,8 +210,7 @@ def repeats(
     first = whole or play(mine, problem, num_rounds, config)
     other = play(mine, problem, num_rounds, config, grid=_Reversed)
     if not _equal(first, other):
-        again = play(mine, problem, num_rounds, config)
-        _same(first, again, "a second run with the same seed")
+        _same(first, play(mine, problem, num_rounds, config), "a second run with the same seed")
         _same(first, other, "a run whose replies arrive in reverse order")
 
 

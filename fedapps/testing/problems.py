@@ -1,23 +1,16 @@
-"""Small problems with a known answer, as tasks: points with classes, and quadratics.
-Also a function that runs a strategy over clients.
-"""
+"""Small problems with a known answer, as tasks: points with classes, and quadratics."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
-from flwr.client import NumPyClient
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedapps.clients import ClientData, Split, to_client_app
+from fedapps.clients import ClientData, Split
 from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
-from fedapps.engines.inline import InlineGrid
 
 Named = dict[str, NDArray[Any]]
 
@@ -48,38 +41,6 @@ def small_net(seed: int, classes: int = 3, dim: int = 4, hidden: int = 8) -> nn.
         return nn.Sequential(
             nn.Flatten(), nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes)
         )
-
-
-def simulate(
-    strategy: Any,
-    client_fn: Callable[[int, Context], NumPyClient],
-    num_clients: int,
-    initial: Mapping[str, Any],
-    num_rounds: int = 3,
-    config: Mapping[str, Any] | None = None,
-    grid: Grid | None = None,
-    **options: Any,
-) -> Result:
-    """Run a strategy over clients made by ``client_fn(partition_id, context)``; return
-    Flower's Result.
-    """
-    app = to_client_app(
-        lambda context: client_fn(int(str(context.node_config["partition-id"])), context)
-    )
-    arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in initial.items()})
-    result: Result = strategy.start(
-        grid or InlineGrid(app, num_clients),
-        arrays,
-        num_rounds,
-        train_config=ConfigRecord(dict(config or {})),
-        **options,
-    )
-    return result
-
-
-def arrays_of(result: Result) -> Named:
-    """Return the final arrays of a Result by name."""
-    return {name: array.numpy() for name, array in result.arrays.items()}
 
 
 class Problem:

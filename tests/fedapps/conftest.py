@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+#: Measures of the last evaluation.
+LAST = {"accuracy-mean": 0.875, "accuracy-std": 0.0625, "ece-mean": 0.125}
+
 
 def toml_value(value):
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
@@ -59,9 +62,9 @@ def write_run(tmp_path):
         seed=0,
         rounds=4,
         planned=None,
-        last=None,
-        clients=None,
-        failures=None,
+        last=LAST,
+        clients=((0, 0.75), (1, 1.0), (7, 0.5)),
+        failures=(),
         settings=None,
         curves=None,
         summary=True,
@@ -69,20 +72,13 @@ def write_run(tmp_path):
     ):
         path = tmp_path / name
         path.mkdir(parents=True)
-        planned = planned or rounds
-        last = (
-            {"accuracy-mean": 0.875, "accuracy-std": 0.0625, "ece-mean": 0.125}
-            if last is None
-            else last
-        )
-        clients = [(0, 0.75), (1, 1.0), (7, 0.5)] if clients is None else clients
-        flat = {
+        known = {
             "method": method,
             "task": "classification",
             "seed": seed,
-            "num-rounds": planned,
-            "clients-per-round": 2,
+            "num-rounds": planned or rounds,
         }
+        flat = {**known, "clients-per-round": 2}
         tables = {"data": {"source": "digits"}, "versions": {"flwr": "1.41.0"}, **(settings or {})}
         lines = [f"{key} = {toml_value(value)}" for key, value in flat.items()]
         for table, values in tables.items():
@@ -96,7 +92,7 @@ def write_run(tmp_path):
             record = {
                 "round": number,
                 "clients": [0, 1],
-                "failures": [f for n, f in (failures or []) if n == number],
+                "failures": [f for n, f in failures if n == number],
                 "train": {"loss": 1 / number},
                 "bytes-up": 1000,
                 "bytes-down": 2000,
@@ -117,18 +113,10 @@ def write_run(tmp_path):
         if curves:
             (path / "curves.json").write_text(json.dumps(curves))
         if summary:
-            table = {
-                "method": method,
-                "task": "classification",
-                "seed": seed,
-                "num-rounds": planned,
-            }
-            table |= {
+            table = known | {
                 "rounds-completed": rounds,
-                "failures": len(failures or []),
+                "failures": len(failures),
                 "seconds": 0.5 * rounds,
-            }
-            table |= {
                 "bytes-up": 1000 * rounds,
                 "bytes-down": 2000 * rounds,
                 **last,

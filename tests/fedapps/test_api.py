@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 import fedapps
 from fedapps.commands.parser import main
 from fedapps.errors import ARGUMENTS, UserError, in_python
-from fedapps.lab import api
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
 from tests.helpers import assert_arrays
@@ -67,22 +66,17 @@ def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
     assert repr(done).startswith("<fedapps.Run apfl on digits, completed: ")
 
 
-def test_without_progress_nothing_is_printed(tmp_path, capfd):
-    fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_run_leaves_the_log_of_the_program_alone(tmp_path):
+def test_a_run_without_progress_prints_nothing_and_leaves_the_log_alone(tmp_path, capfd):
     logger = logging.getLogger("flwr")
     before = (list(logger.handlers), logger.propagate, logger.level)
     fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
     assert (logger.handlers, logger.propagate, logger.level) == before
+    assert capfd.readouterr() == ("", "")
     assert "round" in (tmp_path / "r" / "run.log").read_text().lower()
 
 
 def test_rounds_and_clients_are_rows(done, monkeypatch):
-    pandas = pytest.importorskip("pandas")
-    assert isinstance(done.clients, pandas.DataFrame)
+    assert isinstance(done.clients, pytest.importorskip("pandas").DataFrame)
     assert len(done.clients) == 4
     assert list(done.rounds["round"]) == [1, 2]
     assert done.clients["accuracy"].mean() == pytest.approx(done.summary["accuracy-mean"], abs=1e-6)
@@ -94,9 +88,8 @@ def test_the_models_are_those_that_were_scored(done):
     model = done.model()
     assert not model.training
     assert_arrays(load_file(done.folder / "model.safetensors"), model.state_dict())
-    task = build_task(
-        with_defaults({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}})
-    )
+    given = {k: v for k, v in done.settings.items() if not k.startswith("versions.")}
+    task = build_task(with_defaults(given))
     rows = {row["client"]: row for row in done.read.clients}
     for client in (0, 3):
         data = task.client_data(client, 4).test
@@ -128,13 +121,10 @@ def test_errors_are_those_of_the_command(tmp_path, done):
             fedapps.run(**{**JOB, "progress": False, **given})
     with pytest.raises(UserError, match="holds no run: it has no settings"):
         fedapps.load(tmp_path)
-    with pytest.raises(AttributeError, match="has no attribute 'runn'"):
-        _ = fedapps.runn
-
-
-def test_errors_of_models_name_arguments(done):
     with pytest.raises(UserError, match=r"^client=9: .* has no scores of this client"):
         done.personal_model(9)
+    with pytest.raises(AttributeError, match="has no attribute 'runn'"):
+        _ = fedapps.runn
 
 
 #: Options in messages that no function in Python raises.
@@ -194,13 +184,6 @@ def test_options_in_a_message_become_arguments(message, said):
 
     with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
         in_python(fails)()
-
-
-def test_names_of_settings_become_keys():
-    assert api.flat({"num_rounds": 2, "q_fedavg": {"q": 1.0}}) == {
-        "num-rounds": 2,
-        "q-fedavg.q": 1.0,
-    }
 
 
 def test_importing_it_stays_cheap():

@@ -6,14 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedapps.commands.parser import main
 from fedapps.records.reader import read_run
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
 
 

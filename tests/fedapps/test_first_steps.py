@@ -2,7 +2,6 @@
 that says how to fix it.
 """
 
-import csv
 import random
 
 import pytest
@@ -12,6 +11,7 @@ from fedapps.lab.sweeps import execution
 from fedapps.lab.sweeps.pool import PlannedRun
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import parse_assignment
+from tests.helpers import write_csv
 
 OWN = ["data.natural-id=hospital", "data.label=outcome"]
 NET = """
@@ -39,19 +39,12 @@ def rows():
     ]
 
 
-def write(path, rows):
-    with path.open("w", newline="") as file:
-        out = csv.DictWriter(file, list(rows[0]))
-        out.writeheader()
-        out.writerows(rows)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, with visits.csv and my_net.py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    write(tmp_path / "visits.csv", rows())
+    write_csv(tmp_path / "visits.csv", rows(), {})
     (tmp_path / "my_net.py").write_text(NET)
     return tmp_path
 
@@ -86,10 +79,8 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, m
 
 
 def test_a_decimal_comma_is_read_and_said_to_be(folder, capsys):
-    write(
-        folder / "visits.csv",
-        [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
-    )
+    commas = [str(row["glucose"]).replace(".", ",") for row in rows()]
+    write_csv(folder / "visits.csv", rows(), {"glucose": commas})
     printed = output_of(capsys, "data.source=visits.csv", status=0).out
     assert "note: data.features: glucose: read as numbers with a decimal comma" in printed
     assert (

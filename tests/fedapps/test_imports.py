@@ -5,13 +5,13 @@ import anything slow that it does not need.
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 LATE = {
     "torch",
     "scipy",
@@ -40,8 +40,7 @@ def imported(code):
     return set(done.stdout.split())
 
 
-def test_client_ids_are_read_without_training_packages():
-    code = """
+IDENTITY = """
 from flwr.app import RecordDict
 from fedapps.runs.client_app import app
 from fedapps.engines.inline import InlineGrid
@@ -49,35 +48,31 @@ grid = InlineGrid(app, 3)
 (answer,) = grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1002, "1")])
 assert dict(answer.content["config"]) == {"client-id": 2, "num-clients": 3}
 """
+OPTIONS = [
+    ".".join(("fedapps", *path.relative_to(ROOT).with_suffix("").parts))
+    for path in [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
+    if path.name != "__init__.py"
+]
+SERVER = """
+import sys, fedapps.server_app
+assert not [name for name in sys.modules if name.startswith('fedapps.lab.charts')]
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(IDENTITY, id="ids of clients"),
+        pytest.param("import fedapps.runs.client_factory\n", id="training clients"),
+        pytest.param(f"import {', '.join(sorted(OPTIONS))}\n", id="options"),
+        pytest.param(
+            "import fedapps.lab.results.report, fedapps.lab.results.ending\n", id="report"
+        ),
+        pytest.param(SERVER, id="server"),
+    ],
+)
+def test_training_packages_are_not_imported_without_need(code):
     assert LATE & imported(code) == set()
-
-
-def test_training_clients_import_only_what_they_need():
-    assert LATE & imported("import fedapps.runs.client_factory\n") == set()
-
-
-def test_options_are_read_without_training_packages():
-    modules = [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
-    names = [
-        ".".join(("fedapps", *path.relative_to(ROOT).with_suffix("").parts))
-        for path in modules
-        if path.name != "__init__.py"
-    ]
-    assert len(names) > 30
-    assert LATE & imported(f"import {', '.join(sorted(names))}\n") == set()
-
-
-def test_a_report_is_made_without_training_packages_and_plotting_libraries():
-    code = "import fedapps.lab.results.report, fedapps.lab.results.ending\n"
-    assert LATE & imported(code) == set()
-
-
-def test_flowers_server_app_starts_without_charts_and_training_packages():
-    code = "import sys, fedapps.server_app\n"
-    shown = "print(*(name for name in sys.modules if name.startswith('fedapps.lab.charts')))\n"
-    found = imported(code + shown)
-    assert LATE & found == set()
-    assert not [name for name in found if name.startswith("fedapps.")]  # no charts
 
 
 @pytest.mark.parametrize("name", ["fedapps.clients", "fedapps.strategies"])

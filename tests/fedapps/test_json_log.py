@@ -60,19 +60,8 @@ def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
 
 
 def test_skipped_replies_are_logged_with_client_and_round(tmp_path, capsys):
-    assert (
-        main(
-            [
-                *JOB,
-                "num-rounds=2",
-                "max-failed-rounds=2",
-                "max-update-norm=1e-9",
-                "--out",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 1
-    )
+    job = [*JOB, "num-rounds=2", "max-failed-rounds=2", "max-update-norm=1e-9"]
+    assert main([*job, "--out", str(tmp_path / "run")]) == 1
     out, err = capsys.readouterr()
     failures = [line for line in read(out) if line.get("event") == "failure"]
     assert {(line["round"], line["client"], line["level"]) for line in failures} == {

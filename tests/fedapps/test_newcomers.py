@@ -2,6 +2,7 @@
 them, before and after local epochs.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file
 
 from fedapps.clients import to_client_app
 from fedapps.clients.base.store import MessageStore
-from fedapps.clients.base.training import get_arrays, set_arrays
+from fedapps.clients.base.training import set_arrays
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
@@ -26,7 +27,7 @@ from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import assert_same, clients_of, some_slow
+from tests.helpers import assert_same, clients_of, refused, some_slow
 from tests.small_jobs import unlike_at_clients
 
 CLIENTS = 6
@@ -110,13 +111,8 @@ def test_new_clients_do_not_affect_training(method, tmp_path):
     alone = run(
         tmp_path / "alone", Part(new, CLIENTS, {**flat, "client-store": "message"}), **config
     )
-    rows, model, weights = of_training(together)
-    other_rows, other_model, other_weights = of_training(alone)
-    assert not set(new) & {client for row in rows for client in row["clients"]}
-    assert rows == other_rows
-    assert weights == other_weights
-    assert model.keys() == other_model.keys()
-    assert all(np.array_equal(model[name], other_model[name]) for name in model)
+    assert not set(new) & {client for row in together.rounds for client in row["clients"]}
+    np.testing.assert_equal(of_training(together), of_training(alone))
     members = [row for row in together.clients if not row.get("new")]
     assert [
         {k: v for k, v in row.items() if not k.startswith("new")} for row in members
@@ -124,27 +120,7 @@ def test_new_clients_do_not_affect_training(method, tmp_path):
 
 
 def client_for(settings, number):
-    task = build_task(settings)
-    return build_client(settings, task, number, CLIENTS, MessageStore(RecordDict()))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_new_clients_score_the_servers_model_before_and_after_training(method, tmp_path):
-    result = run(tmp_path / "r", method=method, fedprox__mu=0.5)
-    settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
-    arrays = load_file(tmp_path / "r" / "model.safetensors")
-    config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
-    for row in result.clients[-2:]:
-        client = client_for(settings, int(row["client"]))
-        server = [arrays[name] for name in client.model.state_dict()]
-        for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
-            set_arrays(client.model, server)
-            if epochs:
-                client.train({**config, "local-epochs": epochs})
-            scores = client.score(client.data.test)
-            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
-            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
-            assert "accuracy" not in row
+    return build_client(settings, build_task(settings), number, CLIENTS, MessageStore(RecordDict()))
 
 
 def new_rows(result):
@@ -155,59 +131,45 @@ def new_rows(result):
     }
 
 
-def test_training_alone_starts_at_the_initial_model(tmp_path):
-    result = new_rows(run(tmp_path / "r", method="local"))
-    settings = read_settings(with_defaults({**JOB, "method": "local"}).flat())
-    for number, row in result.items():
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "local", "fedrep"])
+def test_new_clients_score_the_methods_model_before_and_after_training(method, tmp_path):
+    """That is the server's. Training alone starts at the initial model, and its first
+    epoch has the order of the client's first visit. FedRep fits a head to the server's
+    body, from the initial one.
+    """
+    rows = new_rows(run(tmp_path / "r", method=method, fedprox__mu=0.5))
+    settings = read_settings(with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat())
+    arrays = load_file(tmp_path / "r" / "model.safetensors")
+    config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
+    if method == "local":
+        config |= {"server-round": 1, "learning-rate": settings.train.rate(4)}
+    for number, row in rows.items():
         client = client_for(settings, number)
-        fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
-        set_arrays(client.model, fresh)
-        assert row["new-accuracy"] == client.score(client.data.test)["accuracy"]
-        config = {"seed": 3, "server-round": 1, **settings.train.to_config(), "local-epochs": 3}
-        rate = settings.train.rate(4)  # the first epoch has the order of the client's first visit
-        client.train({**config, "learning-rate": rate})
-        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
+        start = [arrays[name] for name in client.model.state_dict()]
+        if method == "local":
+            start = client.fresh_arrays("model", {"seed": 3}, own=False)
+        for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
+            set_arrays(client.model, start)
+            head = client.only({"share": "body"}, shared=False) if method == "fedrep" else None
+            with head or contextlib.nullcontext():
+                if epochs:
+                    client.train({**config, "local-epochs": epochs})
+            scores = client.score(client.data.test)
+            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
+            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
 
 
 def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
     """Fine-tuning's new clients are adapted as its members are, for the given number of
-    epochs, and never twice.
+    epochs, and never twice. With mu = 0 Ditto's personal model is fine-tuned, too.
     """
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
+    assert new_rows(run(tmp_path / "d", method="ditto", ditto__mu=0.0, ditto__epochs=7)) == plain
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
     for number, row in fine.items():
         assert row["new-accuracy-1"] == plain[number]["new-accuracy-1"]
         assert row["new-accuracy"] == row["new-accuracy-3"] == plain[number]["new-accuracy-3"]
     assert any(row["new-loss"] != row["new-loss-1"] for row in fine.values())
-
-
-def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
-    result = new_rows(run(tmp_path / "r", method="fedrep"))
-    settings = read_settings(with_defaults({**JOB, "method": "fedrep"}).flat())
-    arrays = load_file(tmp_path / "r" / "model.safetensors")
-    for number, row in result.items():
-        client = client_for(settings, number)
-        # its head has the initial values
-        set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
-        before = get_arrays(client.model)
-        with client.only({"share": "body"}, shared=False):
-            client.train(
-                {"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3}
-            )
-        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
-        moved = [
-            not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)
-        ]
-        assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
-
-
-def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(tmp_path):
-    """With a large mu the personal model equals the server's; with mu = 0 it is
-    fine-tuned.
-    """
-    free = new_rows(run(tmp_path / "free", method="ditto", ditto__mu=0.0, ditto__epochs=7))
-    plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
-    assert free == plain
 
 
 @pytest.mark.parametrize("method", some_slow(unlike_at_clients(TORCH), "fedavg", "fedrep"))
@@ -298,12 +260,8 @@ def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
     ],
 )
 def test_settings_that_exclude_new_clients_are_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        assemble(
-            with_defaults(
-                {k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given
-            )
-        )
+    job = {k: v for k, v in JOB.items() if k != "task" or "method" not in given}
+    refused(lambda: assemble(with_defaults(job | given)), said, UserError)
 
 
 def test_new_clients_are_shown_and_marked(tmp_path):

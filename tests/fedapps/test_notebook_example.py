@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "your_data_your_net.ipynb"
+from tests.helpers import ROOT
+
+NOTEBOOK = ROOT / "examples" / "notebook" / "your_data_your_net.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 #: What a kernel would show of a cell's last line, checked at the end.

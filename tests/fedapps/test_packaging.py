@@ -1,5 +1,5 @@
-"""The package as it is distributed: settings listed with their defaults, one version,
-matching wheels, a lean Flower app.
+"""The package as it is distributed: bounded dependencies, matching wheels, a lean
+Flower app.
 """
 
 import ast
@@ -17,39 +17,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-import torch
 
-from fedapps.engines.app_folder import PARTS
+from fedapps.engines.app_folder import PARTS, for_flower
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
+from tests.helpers import ROOT
 from tools.hub_app import make
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (*PARTS, "fedapps")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def test_pyproject_lists_every_setting_with_its_default_and_no_other():
-    listed = flatten_toml(PYPROJECT["tool"]["flwr"]["app"]["config"])
-    known = default_config()
-    assert sorted(listed) == sorted(known)
-    different = {key: (listed[key], known[key]) for key in known if listed[key] != known[key]}
-    assert different == {}
-    # 1 equals 1.0 and true, but Flower hands on the type in the file.
-    assert {key: type(listed[key]) for key in known} == {
-        key: type(value) for key, value in known.items()
-    }
-
-
-def test_torch_and_torchvision_are_of_one_build():
-    # A CPU-only torch beside the index's torchvision fails here: its compiled operators
-    # do not load.
-    import torchvision
-
-    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 2.0], [5.0, 5.0, 6.0, 6.0]])
-    kept = torchvision.ops.nms(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.5)
-    assert kept.tolist() == [1, 2]
 
 
 def test_every_dependency_is_bounded_to_what_was_tested():
@@ -186,26 +163,21 @@ def test_every_strategy_is_imported_with_the_library_alone():
     assert done.stdout.split() == ["3.0", "done"]
 
 
-def test_the_wheel_and_the_app_hold_the_same_packages():
-    assert PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["fedapps"]
-    included = PYPROJECT["tool"]["flwr"]["app"]["fab-include"]
-    assert sorted(pattern.partition("/")[0] or pattern for pattern in included) == [
-        "/LICENSE",
-        *sorted(PACKAGES),
-    ]
-
-
-def test_files_that_the_wheel_takes_from_elsewhere_exist():
-    taken = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert all((ROOT / path).exists() for path in taken)
-    assert taken["experiments/default.toml"] == "fedapps/experiments/default.toml"
-
-
 def test_the_image_gets_all_files_that_the_wheel_takes():
     lines = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
     wheel = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert copied == {*PACKAGES, *wheel["force-include"], "README.md"}
+
+
+FROM_WHEEL = """
+import sys
+from pathlib import Path
+from fedapps.commands.parser import main
+from fedapps.engines.app_folder import copy_app
+copy_app(Path("app"))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.mark.slow
@@ -233,42 +205,22 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
             ROOT / outside
         ).read_bytes()
     (tmp_path / "empty").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    job = [
-        "experiments/default.toml",
-        "num-rounds=1",
-        "train.local-epochs=1",
-        "evaluate-every=0",
-        "--engine",
-        "inline",
-        "--out",
-        "out",
-    ]
+    (tmp_path / "site" / "pyproject.toml").write_text("# not ours")
+    job = ["experiments/default.toml", "num-rounds=1", "train.local-epochs=1", "evaluate-every=0"]
     done = subprocess.run(
-        [sys.executable, "-m", "fedapps", "run", *job],
+        [sys.executable, "-c", FROM_WHEEL, "run", *job, "--engine", "inline", "--out", "out"],
         cwd=tmp_path / "empty",
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from fedapps.engines.app_folder import copy_app; from pathlib import Path; "
-            "copy_app(Path('app'))",
-        ],
-        cwd=tmp_path / "empty",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert process.returncode == 0, process.stderr
-    assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
+    app = tmp_path / "empty" / "app" / "fedapps"
+    assert {path.name for path in app.iterdir()} == {"fedapps", "pyproject.toml", "LICENSE"}
+    assert for_flower((ROOT / "pyproject.toml").read_text()) == (app / "pyproject.toml").read_text()
+    assert not list(app.rglob("*.pyc"))
 
 
 def copied(folder):
@@ -319,23 +271,6 @@ def test_flowers_runtime_installs_the_application(tmp_path):
     library = [item for item in PYPROJECT["project"]["dependencies"] if item[:4] != "flwr"]
     assert sorted(wanted) == sorted(library + app)
     assert len(wanted) - len(installer._exclude_flwr_dependencies(wanted)) == 1
-
-
-def test_flowers_runtime_also_installs_the_group_of_a_checkout(tmp_path, monkeypatch):
-    """So that `flwr run .` starts after `pip install .`: its command takes the group
-    that uv installs by default.
-    """
-    from flwr.supercore.superexec import dependency_installer as installer
-
-    calls = []
-    monkeypatch.setattr(installer, "_run_cmd", lambda call, **_: calls.append(call) or None)
-    monkeypatch.setattr(installer, "_activate_runtime_env", lambda folder: None)
-    monkeypatch.setattr(installer, "_register_runtime_env_cleanup", lambda folder: None)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    installer.install_app_dependencies(ROOT)
-    (sync,) = (call for call in calls if "sync" in call)
-    assert not {"--no-dev", "--no-default-groups", "--no-group", "--only-group"} & {*sync}
-    assert PYPROJECT["dependency-groups"] == {"dev": ["fedapps[app]"]}
 
 
 @pytest.mark.slow
@@ -401,63 +336,40 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
     assert flatten_toml(project["tool"]["flwr"]["app"]["config"]) == default_config()
 
 
-@pytest.mark.slow
-def test_the_command_names_packages_that_the_library_alone_lacks(tmp_path):
-    code = (
-        LIBRARY_ONLY % APPLICATION
-        + "from fedapps.commands.parser import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "-",
-            "run",
-            "method=fedavg",
-            "--engine",
-            "inline",
-            "--out",
-            tmp_path / "out",
-        ],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 2
-    wanted = (
-        r"fedapps: this command needs \w+, which is not installed: pip install 'fedapps\[app\]'\n"
-    )
-    assert re.fullmatch(wanted, done.stderr), done.stderr
-
-
-@pytest.mark.slow
-def test_a_server_with_the_library_alone_says_in_one_line_what_to_install(tmp_path):
-    """As after `pip install .` in a plain checkout; the app itself is found and
-    starts.
-    """
-    code = (
-        LIBRARY_ONLY % APPLICATION
-        + """
+SERVER = """
 from flwr.app import Context, RecordDict
 from fedapps.engines.inline import InlineGrid
 from fedapps import server_app
 from fedapps.runs import client_app
 from fedapps.settings.reading import default_config
-context = Context(1, 2, {}, RecordDict(), default_config())
-server_app.main(InlineGrid(client_app.app, 3), context)
+server_app.main(InlineGrid(client_app.app, 3), Context(1, 2, {}, RecordDict(), default_config()))
 """
-    )
+COMMAND = """
+from fedapps.commands.parser import entry
+sys.argv[1:] = ["run", "method=fedavg", "--engine", "inline", "--out", "out"]
+entry()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "said", "status"),
+    [
+        (COMMAND, "fedapps: this command", 2),
+        # as after `pip install .` in a plain checkout; the app itself starts
+        (SERVER, "fedapps.errors.UserError: this run", 1),
+    ],
+)
+def test_with_the_library_alone_one_line_says_what_to_install(code, said, status, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"HOME": str(tmp_path)},
+        [sys.executable, "-c", LIBRARY_ONLY % APPLICATION + code],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=100,
     )
-    wanted = r"fedapps.errors.UserError: this run needs \w+, which is not installed: pip install 'fedapps\[app\]'"
+    wanted = rf"{said} needs \w+, which is not installed: pip install 'fedapps\[app\]'"
+    assert done.returncode == status
     assert re.fullmatch(wanted, done.stderr.splitlines()[-1]), done.stderr
+    assert status == 1 or done.stderr.count("\n") == 1

@@ -1,15 +1,15 @@
 """The recipes in ``examples/recipes`` run as they are, and learn."""
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies.base.flower_private import identify_process
+from tests.helpers import ROOT
 
-FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
+FOLDER = ROOT / "examples" / "recipes"
 LEARNT = {
     "fedfw": lambda x: abs(x[3] - 1) < 0.1 and abs(x[7] + 1) < 0.1,
     "fedboost": lambda alpha: alpha[1] < 0.05 and abs(alpha[0] - alpha[2]) < 0.1,

@@ -8,6 +8,7 @@ aggregated by a copy of the strategy.
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,22 +56,6 @@ CASES = {
 TRIALS, FEW = 25, dict.fromkeys(("ffgb-distill", "fedavg-distill", "warm-start", "feddm"), 2)
 
 
-class Canned:
-    """A grid that always gives the same answers."""
-
-    def __init__(self, replies):
-        self.replies = replies
-
-    def send_and_receive(self, messages, *, timeout=None):
-        return self.replies
-
-    def push_messages(self, messages):
-        return [message.metadata.message_id for message in messages]
-
-    def pull_messages(self, reply_to_message_ids):
-        return self.replies
-
-
 class Strange(ClientGrid):
     """A client grid that tries mutated replies on copies of ``strategy`` before it
     returns the true ones.
@@ -115,11 +100,14 @@ class Strange(ClientGrid):
 
 def through(client_grid, messages, replies):
     """Return the replies that pass the client grid."""
-    real, client_grid.grid = client_grid.grid, Canned(replies)
-    try:
+    canned = SimpleNamespace(
+        send_and_receive=lambda *_, **__: replies,
+        push_messages=lambda messages: [message.metadata.message_id for message in messages],
+        pull_messages=lambda _: replies,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_grid, "grid", canned)
         return ClientGrid.send_and_receive(client_grid, messages)
-    finally:
-        client_grid.grid = real
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -34,8 +34,7 @@ def test_closed_streams_and_readers_that_leave_are_no_crash():
     shell = f"{sys.executable} -m fedapps settings"
     closed = subprocess.run(["sh", "-c", f"{shell} >&-"], cwd=ROOT, stderr=-1)
     assert (closed.returncode, closed.stderr) == (0, b"")
-    left = subprocess.run(["sh", "-c", f"{shell} | true"], cwd=ROOT, stderr=-1)
-    assert left.stderr == b""
+    assert subprocess.run(["sh", "-c", f"{shell} | true"], cwd=ROOT, stderr=-1).stderr == b""
 
 
 @pytest.fixture

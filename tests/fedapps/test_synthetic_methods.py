@@ -21,24 +21,12 @@ def test_each_site_has_the_next_of_the_named_nets():
             "fedevg.net": "energy-cnn, energy-mlp,energy-patches",
         }
     )
-    task = build_task(settings)
-
-    def size(net):
-        return sum(p.numel() for p in net.parameters())
-
-    def of(client):
-        return size(
-            build_client(
-                settings, task, client, settings.num_clients, MessageStore(RecordDict())
-            ).net_fn(0)
-        )
-
-    wanted = [
-        size(build_energy_net(f"energy-{name}", (1, 8, 8), 10, 0))
-        for name in ("cnn", "mlp", "patches")
-    ]
-    assert len(set(wanted)) == 3
-    assert [of(client) for client in range(5)] == [*wanted, *wanted[:2]]
+    task, store = build_task(settings), MessageStore(RecordDict())
+    nets = [build_client(settings, task, client, 5, store).net_fn(0) for client in range(5)]
+    nets += [build_energy_net(f"energy-{n}", (1, 8, 8), 10, 0) for n in ("cnn", "mlp", "patches")]
+    *sizes, cnn, mlp, patches = (sum(p.numel() for p in net.parameters()) for net in nets)
+    assert len({cnn, mlp, patches}) == 3
+    assert sizes == [cnn, mlp, patches, cnn, mlp]
 
 
 @pytest.mark.slow

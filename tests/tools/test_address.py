@@ -2,11 +2,10 @@
 
 import re
 import tomllib
-from pathlib import Path
 
+from tests.helpers import ROOT
 from tools.address import absolute, with_urls
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "https://host.example/owner/name"
 
 

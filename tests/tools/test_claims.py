@@ -5,16 +5,15 @@ command that runs; index, chart and tables follow from the experiments.
 import re
 import shlex
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from fedapps.commands.parser import parse
 from fedapps.errors import UserError
 from fedapps.lab.sweeps.plan import read_plan
+from tests.helpers import ROOT
 from tools.claims import CHART, INDEX, NOT_TRIED, VERDICTS, chart, index, papers, table
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 CLAIMS = [
     pytest.param(paper, claim, id=f"{paper.page}-{claim.item}")
@@ -46,19 +45,6 @@ def test_commands_that_need_a_folder_of_data_say_so():
     assert "fedapps sweep experiments/fedevg/fair.toml" in commands  # digits
 
 
-def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
-    assert "(superfed.md)" in (ROOT / "docs" / INDEX).read_text(encoding="utf-8")
-    text = (RESULTS / "superfed.md").read_text(encoding="utf-8")
-    (row,) = [line for line in text.splitlines() if line.startswith("| [Table 2.3](#")]
-    assert "(#table-23-mnist-two-classes-per-client-500-rounds)" in row
-    assert "**as scored there**" in row
-    part = text.split("## Table 2.3")[1].split("\n## ")[0]
-    assert "fedapps sweep experiments/superfed/table-2.3.toml" in part
-    assert "| superfed-mm | 99.12 | 99.45 (0.46) |" in part
-    assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("paper", "claim"), CLAIMS)
 def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
     headings = re.findall(r"^#+ (.*)$", (RESULTS / paper.page).read_text(encoding="utf-8"), re.M)
@@ -69,8 +55,7 @@ def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
         arguments = parse(words[1:])
         assert read_plan(ROOT / arguments.file, arguments.settings, arguments.scale).points
     elif words:
-        script = words[1] if words[0] == "python" else words[2]
-        assert (ROOT / script).is_file()
+        assert (ROOT / (words[1] if words[0] == "python" else words[2])).is_file()
 
 
 def test_the_readme_counts_the_claims():
@@ -95,18 +80,6 @@ def test_every_study_has_a_claim_and_is_on_the_page_of_its_paper():
             assert not tried or f"experiments/{path.parent.name}/{path.name}" in (
                 RESULTS / page
             ).read_text(encoding="utf-8"), path
-
-
-def test_no_script_times_nothing():
-    """What trains and tabulates a grid is a sweep: no script has a scale, or plans more
-    than one run into the folders of a sweep.
-    """
-    for path in sorted((ROOT / "benchmarks").glob("*.py")):
-        assert (
-            "--scale"
-            not in path.read_text(encoding="utf-8").replace("fedapps sweep", "").split('"""', 2)[-1]
-        ), path
-        assert not re.search(r"_(figures|tables)\.py$", path.name), path
 
 
 @pytest.fixture

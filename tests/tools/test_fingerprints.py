@@ -1,14 +1,14 @@
 """Fingerprints of experiments: what is a move, and that a moved default is one."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
 from tools import fingerprints
 from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 
 
 def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():

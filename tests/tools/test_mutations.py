@@ -2,14 +2,10 @@
 what is caught from what survives.
 """
 
-from pathlib import Path
-
 import pytest
 
-from tests.helpers import refused
+from tests.helpers import ROOT, refused
 from tools.mutations import Mutation, read, tracked, verdict
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_line_is_there_once_and_every_test_is_there():

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tools.versioned_docs import main
 
 
@@ -21,11 +19,3 @@ def test_the_front_page_leads_to_the_newest_version_and_names_all(tmp_path):
     assert (pages / "v1.9.0" / "index.html").read_text() == "v1.9.0"
     assert (pages / "v1.9.0" / "images").is_dir()
     assert (pages / "CNAME").exists()
-
-
-def test_what_is_no_version_changes_nothing(tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "main").mkdir()
-    with pytest.raises(AssertionError, match=r"main is no version, such as v1\.2\.3"):
-        main(tmp_path / "site", tmp_path, "main")
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["main", "site"]

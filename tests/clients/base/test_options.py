@@ -14,7 +14,7 @@ from fedapps.clients.base import options
 from fedapps.clients.base.options import TrainOptions, keys_read, notice_unread
 from fedapps.clients.propfair import proportional
 from fedapps.strategies import FedAvg
-from fedapps.testing.problems import blobs, simulate, small_net
+from tests.helpers import blobs, simulate, small_net
 
 
 @pytest.fixture(autouse=True)

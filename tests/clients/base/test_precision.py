@@ -31,9 +31,8 @@ from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps.compiled import Compiler
 from fedapps.clients.warm_start import WarmStartClient
 from fedapps.strategies import FedAvg
-from fedapps.testing.problems import arrays_of, blobs, simulate, small_net
 from tests.clients.steps.traced import Traced
-from tests.helpers import assert_arrays
+from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
 
 CONFIG = {"local-epochs": 2, "batch-size": 5, "learning-rate": 0.1, "seed": 1, "server-round": 1}
 BF16 = {**CONFIG, "precision": "bf16"}

@@ -2,7 +2,7 @@
 what is said where a connection fails.
 """
 
-import socket
+import socketserver
 import ssl
 import stat
 import threading
@@ -31,30 +31,22 @@ from tests.helpers import refused
 
 
 @pytest.fixture
-def served(request):
+def served():
     """Start a server on a loopback port that handles one connection; returns a function
     (handler) -> port.
     """
-    listeners = []
+    servers = []
 
     def start(handle):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def serve():
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    handle(connection)
-            except OSError:  # the client hung up, as it should
-                pass
-
-        threading.Thread(target=serve, daemon=True).start()
-        return listener.getsockname()[1]
+        server = socketserver.TCPServer(("127.0.0.1", 0), lambda request, *_: handle(request))
+        server.handle_error = lambda *_: None  # the client hung up, as it should
+        servers.append(server)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        return server.server_address[1]
 
     yield start
-    for listener in listeners:
-        listener.close()
+    for server in servers:
+        server.server_close()
 
 
 def speaks_tls(folder):
@@ -68,64 +60,28 @@ def speaks_http(connection):
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_only_the_right_authority_and_host_are_accepted(tmp_path, served):
-    make_certificates(tmp_path / "one", ["127.0.0.1", "fl.example.org"])
-    make_certificates(tmp_path / "other", ["127.0.0.1"])
-    check_connection("127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem")
-    for call, message in (
-        (
-            lambda: check_connection(
-                "127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "other" / "ca.pem"
-            ),
-            r"not accepted .*check that .*other/ca\.pem is the",
-        ),
-        (
-            lambda: check_connection(
-                "localhost", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem"
-            ),
-            r"not accepted .*localhost",
-        ),
+def test_only_the_right_authority_and_host_are_accepted(tmp_path, served, monkeypatch):
+    """What is wrong with a connection is explained, with its remedy."""
+    one, other, old = (tmp_path / name for name in ("one", "other", "old"))
+    make_certificates(one, ["127.0.0.1", "fl.example.org"])
+    make_certificates(other, ["127.0.0.1"])
+    with monkeypatch.context() as patch:
+        then = datetime.now(UTC) - timedelta(days=400)
+        patch.setattr(certificates, "now", lambda: then)
+        make_certificates(old, ["127.0.0.1"])
+    check_connection("127.0.0.1", served(speaks_tls(one)), one / "ca.pem")
+    for host, port, authority, message in (
+        ("127.0.0.1", served(speaks_tls(one)), other, r"not accepted .*check that .*other/ca\.pem"),
+        ("localhost", served(speaks_tls(one)), one, r"not accepted .*localhost"),
+        ("127.0.0.1", served(speaks_tls(old)), old, r"has expired.*renew .*restart the SuperLink"),
+        ("127.0.0.1", served(speaks_http), one, "no answer to TLS"),
+        ("127.0.0.1", free_port(), one, r"no connection .*check that the SuperLink is running"),
     ):
-        refused(call, message, UserError)
-    names = x509.load_pem_x509_certificate(
-        (tmp_path / "one" / "server.pem").read_bytes()
-    ).extensions
+        with pytest.raises(UserError, match=message):
+            check_connection(host, port, authority / "ca.pem")
+    names = x509.load_pem_x509_certificate((one / "server.pem").read_bytes()).extensions
     names = names.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
-
-
-def test_errors_of_a_connection_are_explained(tmp_path, served):
-    make_certificates(tmp_path, ["127.0.0.1"])
-    for port, message in (
-        (served(speaks_http), "no answer to TLS"),
-        (free_port(), r"no connection .*check that the SuperLink is running"),
-    ):
-        refused(
-            lambda port=port: check_connection("127.0.0.1", port, tmp_path / "ca.pem"),
-            message,
-            UserError,
-        )
-
-
-def test_an_ended_certificate_has_another_remedy(tmp_path, served, monkeypatch):
-    then = datetime.now(UTC) - timedelta(days=400)
-    monkeypatch.setattr(certificates, "now", lambda: then)
-    make_certificates(tmp_path, ["127.0.0.1"])
-    refused(
-        lambda: check_connection("127.0.0.1", served(speaks_tls(tmp_path)), tmp_path / "ca.pem"),
-        r"has expired.*renew it with .*restart the SuperLink",
-        UserError,
-    )
-
-
-def test_renewing_keeps_the_authority(tmp_path, served):
-    make_certificates(tmp_path, ["127.0.0.1"])
-    authority, server = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "server.pem").read_bytes()
-    make_certificates(tmp_path, ["127.0.0.1"])
-    assert (tmp_path / "ca.pem").read_bytes() == authority
-    assert (tmp_path / "server.pem").read_bytes() != server
-    check_connection("127.0.0.1", served(speaks_tls(tmp_path)), tmp_path / "ca.pem")
-    refused(lambda: make_certificates(tmp_path, []), "no host given", UserError)
 
 
 def test_a_sites_key_is_one_that_flower_takes_and_secret(tmp_path):
@@ -209,6 +165,7 @@ def test_half_an_authority_is_never_replaced(tmp_path, capsys, there, missing):
 def test_keys_and_certificates_that_do_not_fit_are_refused(tmp_path):
     make_certificates(tmp_path / "one", ["a"])
     make_certificates(tmp_path / "other", ["a"])
+    refused(lambda: make_certificates(tmp_path / "one", []), "no host given", UserError)
     for name, content, why in (
         (
             "ca.key",

@@ -15,6 +15,7 @@ import pytest
 
 from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
+from fedapps.engines.processes import end_marked
 from fedapps.runs import installed_app
 from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
@@ -144,11 +145,13 @@ def test_a_site_answers_with_its_own_app_whatever_a_run_brings(tmp_path, monkeyp
     assert CLIENT_PROGRAM not in script
 
 
-def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path):
+def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path, monkeypatch):
     """The stand-in as it is written for a site, before Flower's real program, which is
     asked for its help.
     """
     folder = make_warm(tmp_path / ("x" * 120) / "warm")  # longer than a socket's path may be
+    mark = f"FEDAPPS_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("=", 1))
     try:
         done = subprocess.run(
             [folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60
@@ -167,10 +170,4 @@ def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_p
             == 2
         )
     finally:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"keep" in words and os.fsencode(folder / "socket") in words:
-                os.kill(int(pid), signal.SIGKILL)
+        end_marked(mark, None, patience=0)

@@ -21,7 +21,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid
 from fedapps.strategies.base.records import to_record
 from fedapps.tasks.site_data import SiteImages, SiteTable
-from tests.helpers import clients_of, outcome_of, refused
+from tests.helpers import clients_of, exchanged, outcome_of, refused
 
 JOB = {
     "task": "tabular",
@@ -46,19 +46,16 @@ def sites(tmp_path):
     """Return the csv file of each site, and the rows of each client by its id."""
     rng, files, rows_of = np.random.default_rng(0), {}, {}
     for name, wards in WARDS.items():
-        rows = []
-        for ward in wards:
-            own = [
-                f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if rng.random() < 0.8 else 1 - i % 2},{ward}"
-                for i in range(30)
-            ]
-            rows += own
-            rows_of[name, ward] = own
+        sick = iter(rng.random(30 * len(wards)) < 0.8)
+        rows = [
+            f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if next(sick) else 1 - i % 2},{ward}"
+            for ward in wards
+            for i in range(30)
+        ]
+        rng.shuffle(rows)
         files[name] = tmp_path / f"{name}.csv"
-        order = rng.permutation(len(rows))
-        files[name].write_text("\n".join([HEADER, *(rows[i] for i in order)]) + "\n")
-        for ward in wards:
-            rows_of[name, ward] = [rows[i] for i in order if rows[i].endswith(f",{ward}")]
+        files[name].write_text("\n".join([HEADER, *rows]) + "\n")
+        rows_of |= {(name, w): [row for row in rows if row.endswith(f",{w}")] for w in wards}
     return files, rows_of
 
 
@@ -71,67 +68,42 @@ def nodes(settings, facts):
     return grid
 
 
-def names_of(files):
-    """Return the id of each client."""
-    settings, ids = read_settings(JOB | {"sites.client": "ward"}), {}
-    for site, wards in WARDS.items():
-        task = SiteTable(settings.problem, settings.context, str(files[site]))
-        for ward in wards:
-            at = [str(value).removesuffix(".0") for value in task.frame["ward"]].index(ward)
-            ids[site, ward] = f"{site}:{task.owners[at]}"
-    return ids
+#: The id of each client.
+IDS = {(site, ward): f"{site}:{digest(ward)}" for site, wards in WARDS.items() for ward in wards}
 
 
-def result(settings, grid, out):
-    execute(settings, grid)
-    return outcome_of(out)
+def trained_alike(job, column, places, parts, folder):
+    """Check that clients behind the nodes of their sites train as if each had a node;
+    return the grids.
+    """
+    together = read_settings(job | {"sites.client": column, "out": str(folder / "together")})
+    gateway = GatewayGrid(nodes(together, places))
+    execute(together, gateway)
+    alone = read_settings(job | {"out": str(folder / "alone")})
+    apart = nodes(alone, parts)
+    execute(alone, apart)
+    assert outcome_of(folder / "together") == outcome_of(folder / "alone")
+    assert {row["client"] for row in clients_of(folder / "together")} == set(parts)
+    return gateway, apart
 
 
 @pytest.mark.parametrize(("method", "new"), [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)])
 def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, tmp_path):
     files, rows_of = sites
+    parts = {}
+    for key, rows in rows_of.items():
+        part = parts[IDS[key]] = tmp_path / f"part-{len(parts)}.csv"
+        part.write_text("\n".join([HEADER, *rows]) + "\n")
     job = JOB | {"method": method, "num-new-clients": new}
-    together = read_settings(job | {"sites.client": "ward", "out": str(tmp_path / "together")})
-    inner = nodes(together, files)
-    gateway = GatewayGrid(inner)
-    outcome = result(together, gateway, tmp_path / "together")
+    gateway, apart = trained_alike(job, "ward", files, parts, tmp_path)
     # the evaluation of five clients, or then of the one that is new
     assert gateway.travel.messages == (1 if new else 2)
-    ids, parts = names_of(files), {}
-    for key, rows in rows_of.items():
-        parts[ids[key]] = tmp_path / f"part-{len(parts)}.csv"
-        parts[ids[key]].write_text("\n".join([HEADER, *rows]) + "\n")
-    alone = read_settings(job | {"out": str(tmp_path / "alone")})
-    apart = nodes(alone, parts)
-    assert result(alone, apart, tmp_path / "alone") == outcome
-    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(ids.values())
-    kept = {name for context in inner.contexts.values() for name in context.state}
+    kept = {name for context in gateway.grid.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
         set()
         if method == "fedavg"
         else {c.node_config["client-id"] for c in apart.contexts.values() if c.state}
     )
-
-
-def test_no_value_of_the_column_leaves_the_site(sites):
-    files, _ = sites
-    settings, said = read_settings(JOB | {"sites.client": "ward", "out": ""}), []
-    inner = nodes(settings, files)
-    send = inner.send_and_receive
-    inner.send_and_receive = lambda messages, *, timeout=None: (
-        said.extend(replies := send(messages)) or replies
-    )
-    assert len(list(GatewayGrid(inner).get_node_ids())) == 5
-    clients = [name for reply in said for name in reply.content["config"]["clients"]]
-    assert len(clients) == 5
-    assert not [
-        name
-        for name in clients
-        for wards in WARDS.values()
-        for ward in wards
-        if ward in name.partition(":")[2] and len(ward) > 1
-    ]
-    assert all("/" not in name for name in clients)  # names of files, too
 
 
 def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(sites, caplog):
@@ -143,17 +115,6 @@ def test_a_site_whose_table_lacks_the_column_ends_the_start_and_logs_its_reason(
         "site's log says more",
     )
     assert "no column 'bed' (sites.client): it has age, kind, sick, ward" in caplog.text
-
-
-def test_a_client_that_a_site_does_not_have_is_refused(sites):
-    settings = read_settings(JOB | {"sites.client": "ward"})
-    refused(
-        lambda: SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data(
-            "rome:nobody", 5
-        ),
-        "'rome:nobody' has no rows at this site",
-        UserError,
-    )
 
 
 @pytest.mark.parametrize("names", [[], [1, 2], ["a", "a"], "a", None])
@@ -227,18 +188,9 @@ def samples(request, tmp_path):
     return ("@file" if request.param == "a file each" else "ward"), places, parts
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, samples, tmp_path):
-    column, places, parts = samples
-    together = read_settings(
-        SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")}
-    )
-    gateway = GatewayGrid(nodes(together, places))
-    outcome = result(together, gateway, tmp_path / "together")
+def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(samples, tmp_path):
+    gateway, _ = trained_alike(SAMPLES | {"method": "scaffold"}, *samples, tmp_path)
     assert gateway.travel.messages == 2  # five clients, two sites
-    alone = read_settings(SAMPLES | {"method": method, "out": str(tmp_path / "alone")})
-    assert result(alone, nodes(alone, parts), tmp_path / "alone") == outcome
-    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(parts)
 
 
 def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
@@ -250,7 +202,9 @@ def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
     return SiteImages(settings.problem, settings.context, str(path))
 
 
-def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
+def test_what_is_wrong_with_the_clients_of_a_site_is_said(tmp_path, sites):
+    wards = read_settings(JOB | {"sites.client": "ward"})
+    table = SiteTable(wards.problem, wards.context, str(sites[0]["rome"]))
     for call, message in (
         (
             lambda: image_site(tmp_path, {"sites.client": "bed"}).names(),
@@ -264,9 +218,17 @@ def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
             lambda: image_site(tmp_path, {"data.min-samples": 20}).names(),
             r"none of its 2 clients has the 20 samples .*data\.min-samples",
         ),
+        *(
+            (lambda task=task: task.client_data("rome:nobody", 5), "'rome:nobody' has no rows at")
+            for task in (image_site(tmp_path, {}), table)
+        ),
         (
-            lambda: image_site(tmp_path, {}).client_data("rome:nobody", 5),
-            "'rome:nobody' has no rows at this site",
+            lambda: read_settings({"sites.client": "ward"}),
+            r"sites\.client = 'ward': is a column of sites' own data",
+        ),
+        (
+            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
+            r"num-clients = 0: with sites\.client = 'ward': set it to the number",
         ),
         (
             lambda: image_site(tmp_path, {"data.class-weights": True}),
@@ -307,7 +269,7 @@ def test_a_site_answers_for_its_own_clients_only_and_logs_each(names, sites, tmp
     facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0}
     sent = ConfigRecord(facts | settings.train.to_config() | {"server-round": 1})
     content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
-    own = [one for (site, _), one in names_of(files).items() if site == "rome"]
+    own = [one for (site, _), one in IDS.items() if site == "rome"]
     invented = [f"rome:{i}" for i in range(50)] + ["rome", "red"]
     asked = own * 3 if names == "own" else invented + own[:1]
     parts = [Part({"client": one, "type": "train", "group": "1"}, content) for one in asked]
@@ -339,35 +301,16 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
     assert len(data.train) + len(data.test) == 12
 
 
-def test_the_column_of_clients_is_of_sites_own_data():
-    for call, message in (
-        (
-            lambda: read_settings({"sites.client": "ward"}),
-            r"sites\.client = 'ward': is a column of sites' own data",
-        ),
-        (
-            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
-            r"num-clients = 0: with sites\.client = 'ward': set it to the number",
-        ),
-    ):
-        refused(call, message, UserError)
-
-
-def test_a_message_for_many_is_one_a_site(sites):
-    files, _ = sites
+def test_a_message_for_many_is_one_a_site_and_no_value_of_the_column_leaves_it(sites, monkeypatch):
     settings = read_settings(JOB | {"sites.client": "ward", "out": ""})
-    inner, sizes = nodes(settings, files), []
-    send = inner.send_and_receive
-
-    def listen(messages, *, timeout=None):
-        messages = list(messages)
-        sizes.append(
-            [len(unpack(m.content)[1]) for m in messages if m.metadata.message_type == "query.many"]
-        )
-        return send(messages)
-
-    inner.send_and_receive = listen
-    grid = ClientGrid(GatewayGrid(inner), num_clients=5)
+    seen = exchanged(monkeypatch)
+    grid = ClientGrid(GatewayGrid(nodes(settings, sites[0])), num_clients=5)
     assert len(grid.wait()) == 5
-    # the question; one client is asked who it is, then the others
-    assert sizes == [[], [1], [3, 1]]
+    # the question of each site; one client is asked who it is, then the others
+    assert [kind for kind, *_ in seen] == ["query.clients"] * 2 + [MANY] * 3
+    assert [len(unpack(sent)[1]) for _, sent, _ in seen[2:]] == [1, 3, 1]
+    clients = [name for _, _, reply in seen[:2] for name in reply["config"]["clients"]]
+    assert len(clients) == 5
+    values = {ward for wards in WARDS.values() for ward in wards if len(ward) > 1}
+    assert not [name for name in clients if any(ward in name.partition(":")[2] for ward in values)]
+    assert all("/" not in name for name in clients)  # names of files, too

@@ -18,7 +18,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import ClientGrid, FedAvg
 from fedapps.strategies.base.messages import content_bytes
-from tests.helpers import EchoClient, arrays_of, outcome_of, refused, simulate
+from tests.helpers import EchoClient, arrays_of, exchanged, outcome_of, refused, simulate
 
 START = {"w": np.zeros(200, np.float32)}
 JOB = {
@@ -163,44 +163,29 @@ def test_the_shared_model_travels_once_a_node_and_both_counts_are_told():
     assert trained.travel.up > trained.bytes_up  # every client's own model, and who it is from
 
 
-def test_clients_are_not_asked_who_they_are():
-    kinds = []
+def echo_grid(nodes, clients, **options):
+    inner = InlineGrid(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), nodes)
+    return NodeGrid(inner, clients, inner.get_node_ids(), **options)
 
-    class Listening(InlineGrid):
-        def push_messages(self, messages):
-            messages = list(messages)
-            kinds.extend(message.metadata.message_type for message in messages)
-            return super().push_messages(messages)
 
-    inner = Listening(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 2)
-    simulate(
-        FedAvg(), None, 100, START, 2, grid=ClientGrid(NodeGrid(inner, 100, inner.get_node_ids()))
-    )
-    assert kinds == [MANY] * 8  # two nodes, two rounds, two phases
+def test_clients_are_not_asked_who_they_are(monkeypatch):
+    seen = exchanged(monkeypatch)
+    simulate(FedAvg(), None, 100, START, 2, grid=ClientGrid(echo_grid(2, 100)))
+    # two nodes, two rounds, two phases
+    assert [kind for kind, *_ in seen] == [MANY] * 8
 
 
 @pytest.mark.parametrize("most", [1000, 2500, 10_000])
-def test_no_message_and_no_expected_answer_is_larger_than_the_bound(most):
-    sizes = []
-
-    class Weighing(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            replies = super().send_and_receive(messages, timeout=timeout)
-            for message, reply in zip(messages, replies, strict=True):
-                arrays = [
-                    content_bytes(RecordDict({n: r for n, r in m.content.items() if n != "index"}))
-                    for m in (message, reply)
-                ]
-                sizes.append((len(unpack(message.content)[1]), *arrays))
-            return replies
-
-    inner = Weighing(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 2)
-    grid = NodeGrid(inner, 20, inner.get_node_ids(), most_bytes=most)
+def test_no_message_and_no_expected_answer_is_larger_than_the_bound(most, monkeypatch):
+    seen, grid = exchanged(monkeypatch), echo_grid(2, 20, most_bytes=most)
     result = simulate(FedAvg(), None, 20, START, 1, grid=ClientGrid(grid))
     np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
+
+    def size(content):
+        return content_bytes(RecordDict({n: r for n, r in content.items() if n != "index"}))
+
     # the evaluation needs one message a node: its answers are small
-    trained = sizes[: len(sizes) - 2]
+    trained = [(len(unpack(sent)[1]), size(sent), size(reply)) for _, sent, reply in seen[:-2]]
     assert sum(count for count, *_ in trained) == 20
     assert all(count == 1 or max(down, up) <= most for count, down, up in trained)
     assert max(count for count, *_ in trained) == max(1, min(10, most // 950))
@@ -277,44 +262,33 @@ def test_the_largest_clients_are_dealt_first_and_loads_are_even():
     assert deal([5, 6, 5, 7], [1.0] * 4, 3)[0] == [0, 2]
 
 
-def test_samples_that_replies_tell_even_the_loads():
-    grid = counting_grid(2, 10)  # client i has i + 1 samples: 55 in all
-    shares = []
-    send = grid.grid.send_and_receive
-
-    def listen(messages, *, timeout=None):
-        messages = list(messages)
-        shares.append(
-            [sum(part.facts["client"] + 1 for part in unpack(m.content)[1]) for m in messages]
-        )
-        return send(messages, timeout=timeout)
-
-    grid.grid.send_and_receive = listen
-    simulate(FedAvg(), None, 10, START, 2, grid=ClientGrid(grid), evaluate_every=0)
-    assert sorted(shares[1]) == [27, 28]
+def test_samples_that_replies_tell_even_the_loads(monkeypatch):
+    """Client i has i + 1 samples: 55 in all, for two nodes."""
+    seen, grid = exchanged(monkeypatch), ClientGrid(counting_grid(2, 10))
+    simulate(FedAvg(), None, 10, START, 2, grid=grid, evaluate_every=0)
+    loads = [sum(part.facts["client"] + 1 for part in unpack(sent)[1]) for _, sent, _ in seen[2:4]]
+    assert sorted(loads) == [27, 28]
 
 
 def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not():
-    echo = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
-    grid = shared(InlineGrid(echo, 3), 12)
+    inner = echo_grid(3, 3).grid
+    grid = shared(inner, 12)
     assert isinstance(grid, NodeGrid)
     assert (len(grid.nodes), len(list(grid.get_node_ids()))) == (3, 12)
-    for clients in (0, 2, 3):
-        assert isinstance(shared(InlineGrid(echo, 3), clients), InlineGrid)
+    assert [shared(inner, clients) is inner for clients in (0, 2, 3)] == [True] * 3
 
 
 def test_a_simulation_whose_workers_never_start_is_an_error_and_no_wait_for_more_nodes():
-    grid = InlineGrid(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 3)
+    grid = echo_grid(3, 3).grid
     grid.send_and_receive = lambda messages, timeout: []
     with pytest.raises(TimeoutError, match="no node of the simulation answered within 7 s"):
         shared(grid, 12, patience=7)
 
 
 def test_a_part_without_a_client_is_not_run():
-    reply = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
-    inner = InlineGrid(reply, 1)
+    grid = echo_grid(1, 1)  # which numbers the message
     bad = Message(pack([Part({})], {"num-clients": 1}), 1000, MANY)
-    (answer,) = inner.send_and_receive([bad])
+    (answer,) = grid.grid.send_and_receive([bad])
     assert answer.has_error()
 
 

@@ -5,6 +5,7 @@ the run says why.
 import shutil
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,13 +95,6 @@ def test_flower_finds_it_before_the_program_itself(tmp_path):
     )
 
 
-class Link:
-    """A SuperLink with a log."""
-
-    def __init__(self, log):
-        self.log_text = lambda: log
-
-
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
@@ -110,7 +104,10 @@ class Link:
 )
 def test_the_run_says_what_ended_and_how_to_go_on(log, reason, tmp_path):
     ended = f"ERROR: {SUPEREXEC} has ended with status 1\n"
-    run = SubmittedRun(Link(log + ended + "more\n" + ended), Following(tmp_path / "r" / "log"))
+    run = SubmittedRun(
+        SimpleNamespace(log_text=lambda: log + ended + "more\n" + ended),
+        Following(tmp_path / "r" / "log"),
+    )
     for status in ("failed", "interrupted"):
         outcome = run.with_reason(Outcome(status, "unknown error"))
         assert outcome.status == "failed"
@@ -120,5 +117,5 @@ def test_the_run_says_what_ended_and_how_to_go_on(log, reason, tmp_path):
         )
     sound = Outcome("completed", "")
     assert run.with_reason(sound) is sound
-    run.superlink = Link(log)
+    run.superlink.log_text = lambda: log
     assert run.with_reason(outcome) is outcome

@@ -6,7 +6,6 @@ import importlib
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
-from tests.helpers import arrays_of, blobs, clients_of, dying_after, simulate
+from tests.helpers import ROOT, arrays_of, blobs, clients_of, dying_after, simulate
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
+EXAMPLE = ROOT / "examples" / "own-method"
 CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
 
 
@@ -50,8 +49,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder):
         assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
     assert main(["run", "--engine", "inline", "--resume", "--trust", "--out", "parts"]) == 0
     assert clients_of(folder / "parts") == clients_of(folder / "whole")
-    report = (folder / "whole" / "report.html").read_text()
-    assert "own_method:METHOD" in report
+    assert "own_method:METHOD" in (folder / "whole" / "report.html").read_text()
 
 
 def test_it_is_swept_beside_ours(folder, capsys):

@@ -11,7 +11,6 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.extensions.registered import registered
-from fedapps.models.image_nets import build_model
 from fedapps.runs.prepare import assemble, with_defaults
 from tests.helpers import refused
 
@@ -131,10 +130,6 @@ def test_unknown_names_are_answered_with_similar_ones(package):
         ),
     ):
         refused(call, message, UserError)
-
-
-def test_a_net_by_its_name_is_built(package):
-    assert build_model("one-layer", (1, 8, 8), 10, 0)[1].out_features == 10
 
 
 def test_our_names_are_found_without_looking_for_others():

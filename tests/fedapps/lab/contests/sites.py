@@ -2,7 +2,7 @@
 
 import csv
 
-from fedapps.testing.truths import truth
+from benchmarks.truths import truth
 
 
 def write_sites(path, sites, poisoned=(), factor=1.0, left_out=()):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.contest import in_process
+from benchmarks.truths import SIZES
 from experiments.natural import contests
-from fedapps.testing.truths import SIZES
 from tests.fedapps.lab.contests.sites import write_sites
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]

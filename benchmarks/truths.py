@@ -180,7 +180,7 @@ def truth(name: str, seed: int) -> Federation:
 
 def body_net(input_shape: tuple[int, int, int], num_classes: int) -> "nn.Module":
     """Return a linear net with a body of one feature and a head: the net of the case
-    ``body`` (``model.name = "fedapps.testing.truths:body_net"``).
+    ``body`` (``model.name = "benchmarks.truths:body_net"``).
     """
     from torch import nn  # late: the truths need no PyTorch
 

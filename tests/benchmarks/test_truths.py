@@ -1,11 +1,9 @@
 """The closed forms of the known truths equal a simulation of the estimators."""
 
-import csv
-
 import numpy as np
 import pytest
 
-from fedapps.testing.truths import SIZES, TRUTHS, D, K, truth
+from benchmarks.truths import SIZES, TRUTHS, D, truth
 
 REPEATS = 4000
 
@@ -77,12 +75,3 @@ def test_at_the_threshold_pooled_equals_unshrunk_least_squares():
     n = SIZES[0]
     pooled = np.mean([truth("threshold", seed).excess(n)["pooled"].mean() for seed in range(300)])
     assert pooled == pytest.approx(D / (n - D - 1), rel=0.03)
-
-
-def test_a_table_has_every_part_of_every_client(tmp_path):
-    truth("same", 0).write(tmp_path / "a.csv", 0)
-    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
-    assert len(rows) == K * sum(SIZES)
-    truth("same", 0).write(tmp_path / "b.csv", 0, (16, 0, 0))
-    few = list(csv.DictReader((tmp_path / "b.csv").open()))
-    assert few == [row for row in rows if row["part"] == "train"]
