@@ -35,7 +35,7 @@ from fedapps.clients import (
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps import compiled
 from fedapps.clients.steps.compiled import OLDEST, Compiler
-from tests.clients.steps.traced import Traced
+from tests.clients.steps.traced import Traced, assert_compiled
 from tests.helpers import assert_arrays, blobs, small_net, some_slow
 
 TRAIN = {
@@ -164,12 +164,6 @@ def assert_close(ours, theirs):
         assert_arrays(arrays, other[0], rtol=0.0001, atol=1e-05)
         assert metrics == pytest.approx(other[2], rel=1e-4, abs=1e-6)
         assert loss == pytest.approx(other[3], rel=1e-3, abs=1e-5)
-
-
-def assert_compiled(compiler):
-    """Check that there are graphs, which have replaced the eager steps."""
-    assert compiler.graphs
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
 
 
 @pytest.mark.parametrize("method", some_slow(METHODS, "fedavg", "superfed-lm"))
