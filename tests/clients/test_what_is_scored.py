@@ -33,8 +33,8 @@ CONFIG = {
 }
 
 
-def scores_of(arrays, data):
-    loss, _, metrics = FedAvgClient(small_net, data).evaluate(arrays, CONFIG)
+def scores_of(arrays, data, build=small_net):
+    loss, _, metrics = FedAvgClient(build, data).evaluate(arrays, CONFIG)
     return loss, metrics["accuracy"]
 
 
@@ -42,16 +42,16 @@ def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
     data, w, v = blobs(1, n=200), get_arrays(small_net(1)), get_arrays(small_net(2))
     client = APFLClient(small_net, data)
     client.store.save("apfl", [*v, np.array([0.2])], CONFIG)
-    loss, _, metrics = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
-    want = scores_of([0.2 * b + 0.8 * a for a, b in zip(w, v, strict=True)], data)
-    other = scores_of([0.8 * b + 0.2 * a for a, b in zip(w, v, strict=True)], data)
-    assert (loss, metrics["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
+    _, _, metrics = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
+    want, other = (
+        scores_of([(1 - alpha) * a + alpha * b for a, b in zip(w, v, strict=True)], data)
+        for alpha in (0.2, 0.8)
+    )
+    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(want, abs=1e-6)
     assert abs(want[0] - other[0]) > 0.01
     assert metrics["apfl-alpha"] == 0.2
-    assert (metrics["global-loss"], metrics["global-accuracy"]) == (
-        pytest.approx(scores_of(w, data)[0]),
-        scores_of(w, data)[1],
-    )
+    of_server = metrics["global-loss"], metrics["global-accuracy"]
+    assert of_server == pytest.approx(scores_of(w, data))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 6])
@@ -91,12 +91,11 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
     sent = get_arrays(small_net(5))
     v = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
     for server_round in (1, 2):
-        got, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
+        now = {**config, "server-round": server_round}
+        got, _, _ = client.fit([a.copy() for a in sent], now)
         w = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
         optimiser = torch.optim.SGD([*w, *v], lr=0.05, momentum=momentum, weight_decay=0.01)
-        for x, y in client.batches(
-            TrainOptions.from_config(config), {**config, "server-round": server_round}
-        ):
+        for x, y in client.batches(TrainOptions.from_config(config), now):
             optimiser.zero_grad()
             mixed = [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]
             for point in (w, mixed):
@@ -127,8 +126,8 @@ def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
     client = Slope(lambda seed: Scalar(), ClientData(split, split, split))
     config = {**CONFIG, "momentum": momentum, "weight-decay": 0.0, "batch-size": 3}
     _, direction = client.fit([np.float32([1.0]), np.float32([0.0])], config)[0]
-    assert direction[0] == pytest.approx(3.0, rel=1e-5)
-    assert client.store.load("control", config, before=False)[0][0] == pytest.approx(3.0, rel=1e-5)
+    (kept,) = client.store.load("control", config, before=False)
+    assert [direction[0], kept[0]] == pytest.approx([3.0, 3.0], rel=1e-5)
 
 
 # --- normalisation layers: running statistics belong to a mixture's own parameters ----
@@ -164,47 +163,41 @@ def at(weight, data):
         return float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
 
 
-def parameters_of(net):
-    return [p.detach().numpy() for p in net.parameters()]
+def client_between(kind, name, *more):
+    """Return a client that keeps another net, its data, and the arrays of the net that
+    it is sent.
+    """
+    data = blobs(1, n=100)
+    client = kind(normalised, data, 1)
+    kept = [p.detach().numpy() for p in normalised(2).parameters()]
+    client.store.save(name, [*kept, *more], CONFIG)
+    return client, data, get_arrays(normalised(1))
 
 
 def test_superfeds_mixtures_have_statistics_of_their_own():
-    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
-    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
-    sent = get_arrays(normalised(1))
-    scored, result = client.personal_state_dict(sent, CONFIG)
+    client, data, sent = client_between(SuPerFedClient, "personal")
+    _, _, result = client.evaluate(sent, CONFIG)
     assert result["lambda-loss"] == pytest.approx(
         [result["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4
     )
-    assert result["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
+    assert result["global-loss"] == scores_of(sent, data, normalised)[0]
     assert abs(at(0.0, data) - result["global-loss"]) > 0.01
     # the same again: nothing is left of the estimates
     assert client.evaluate(sent, CONFIG)[2] == result
-    net = normalised(7)
-    net.load_state_dict(scored)
-    with torch.no_grad():
-        assert float(
-            functional.cross_entropy(net.eval()(data.test.x), data.test.y)
-        ) == pytest.approx(result["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("value", [None, 0.0, 0.3, 1.0])
 def test_an_exported_mixture_has_its_own_statistics_and_the_received_model_keeps_its(value):
-    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
-    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
-    config = {**CONFIG, "superfed-lambda": value}
-    tensors, result = client.personal_state_dict(get_arrays(normalised(1)), config)
-    net = normalised(7)
-    net.load_state_dict(tensors)
-    with torch.no_grad():
-        loss = float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
-    assert loss == pytest.approx(at(value, data) if value else result["global-loss"], rel=1e-4)
+    client, data, sent = client_between(SuPerFedClient, "personal")
+    config = CONFIG if value is None else {**CONFIG, "superfed-lambda": value}
+    tensors, result = client.personal_state_dict(sent, config)
+    loss = scores_of([t.numpy() for t in tensors.values()], data, normalised)[0]
+    chosen = result["lambda"]
+    assert loss == pytest.approx(at(chosen, data) if chosen else result["global-loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_apfls_mixture_has_statistics_of_its_own(alpha):
-    data, client = blobs(1, n=100), APFLClient(normalised, blobs(1, n=100), 1)
-    client.store.save("apfl", [*parameters_of(normalised(2)), np.array([alpha])], CONFIG)
-    sent = get_arrays(normalised(1))
+    client, data, sent = client_between(APFLClient, "apfl", np.array([alpha]))
     loss, _, metrics = client.evaluate(sent, {**CONFIG, "apfl-alpha": 0.1})
     assert loss == pytest.approx(at(alpha, data) if alpha else metrics["global-loss"], rel=1e-4)
