@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedapps.algorithms.contract.personal import DITTO_MUS
 from fedapps.clients import (
@@ -107,6 +107,26 @@ def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
     half, _ = run_quadratics(Scaffold(ScaffoldOptions(0.5)), ScaffoldClient, 1, 3)
     assert same == one
     assert half == pytest.approx((5 + one) / 2)
+
+
+@pytest.mark.parametrize(("rate", "heard"), [(0.19, 0), (0.21, 1)])
+def test_scaffold_says_once_that_its_control_variates_grow(rate, heard, caplog):
+    """The local steps of the second client diverge above 0.2."""
+    run_quadratics(Scaffold(), ScaffoldClient, 30, 4, **{"learning-rate": rate})
+    assert caplog.text.count("SCAFFOLD's control variates are") == heard
+
+
+def test_one_client_whose_control_variate_grows_is_enough(caplog):
+    """With Lightning at rate 0.05 one of ten grew by 30 before the model was lost; the
+    median grew by 3.
+    """
+    strategy = Scaffold()
+    strategy.c = {"w": np.zeros(1)}
+    for number, sizes in enumerate([(1, 2), (1, 19), (1, 21), (1, 40)], 1):
+        replies = [ArrayRecord({"control.w": Array(np.array([float(s)]))}) for s in sizes]
+        strategy._watch(number, replies)
+    (line,) = caplog.messages
+    assert line.startswith("round 3: SCAFFOLD's control variates are up to 10 times")
 
 
 # --- fixed points of personal models --------------------------------------------------
