@@ -81,7 +81,7 @@ WRONG = {
     ),
     "the row of a second writer": (
         lambda rows: [*rows[:4], rows[2], *rows[4:]],
-        (RIGHT, 0, 0, 1, False),
+        (RIGHT, 1, 0, 1, True),
     ),
     "a wrongly skipped client": (
         lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]],

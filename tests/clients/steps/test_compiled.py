@@ -323,7 +323,7 @@ def test_compiled_for_real(tmp_path, monkeypatch):
     compiler = Compiler(tmp_path)
     ours = rounds("fedavg", compiler, clients=3)
     assert_close(ours, rounds("fedavg", None, clients=3))
-    assert len(compiler.built) == 2 == len(list(tmp_path.glob("*.pt2")))
+    assert len(list(tmp_path.glob("*.pt2"))) == 2
     again = rounds("fedavg", Compiler(tmp_path, build=False), clients=3)
     for one, other in zip(ours, again, strict=True):
         assert_arrays(one[0], other[0])
@@ -386,7 +386,7 @@ for wrong in (0, 9):
     client.compiler = compiler
     try:
         client.fit(get_arrays(net), {{"learning-rate": 0.1, "local-epochs": 1, "batch-size": 20_000, "compile": "on"}})
-        print("trained", len(compiler.built))
+        print("trained", len(list(compiler.folder.glob("*.pt2"))))
     except RuntimeError as error:
         print(str(error)[:19])
 """
