@@ -110,11 +110,6 @@ def test_losses_and_gradients_are_float32():
     assert loss.item() != exact.item()
 
 
-def test_the_default_is_float32_to_the_last_bit():
-    asked = replies(FedAvgClient, {**CONFIG, "precision": "float32"})[1]
-    assert_arrays(asked, replies(FedAvgClient, CONFIG)[1])
-
-
 def test_a_messages_precision_is_that_of_its_answer_only():
     net = Net()
     client = FedAvgClient(Net, blobs(), model=net)
