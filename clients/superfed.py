@@ -101,19 +101,20 @@ class SuPerFedClient(FedProxClient):
         if sent.tune:
             self.tune(parameters, LAMBDAS[best], config)
             chosen = self.score(self.data.test)
-        half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
-        oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
-        scores = {**chosen, **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        own = {
+        scores = {
+            **chosen,
+            **as_global(tested[0]),
+            f"half-{name}": tested[5][name],
+            "half-loss": tested[5]["loss"],
+            f"oracle-{name}": max(tested, key=higher_is_better)[name],
+            "lambda": LAMBDAS[best],
+            **curves,
             "validation-samples": len(self.data.validation),
             "lambda-validation-loss": losses.tolist(),
             "tuned-epochs": sent.tune,
+            "lambda-grid": LAMBDAS,
         }
-        return (
-            scores["loss"],
-            len(self.data.test),
-            {**scores, **curves, **own, "lambda-grid": LAMBDAS},
-        )
+        return scores["loss"], len(self.data.test), scores
 
     def candidate_losses(self, parameters: Arrays, split: Split, config: Config) -> list[float]:
         """Return the losses over lambda and, if they are to be trained first, of the

@@ -177,17 +177,6 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta, rounds):
         )
 
 
-def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    server_model, stores = run_quadratics(
-        APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1}
-    )
-    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
-    for i, t in enumerate(TARGET):
-        v, alpha = stores[i].load("apfl", {}, before=False)
-        assert alpha[0] == 0.5
-        assert 0.5 * v[0] + 0.5 * server_model == pytest.approx(t, abs=1e-3)
-
-
 @pytest.mark.parametrize("steps", [1, 4])
 def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
     """The first step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is
@@ -195,8 +184,7 @@ def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
     """
     store = MessageStore(RecordDict())
     store.save("apfl", [np.float32([3.0]), np.array([0.5])], {})
-    client = quadratic(APFLClient, 1, store)
-    client.fit(
+    quadratic(APFLClient, 1, store).fit(
         [np.float32([5.0])],
         {
             **CONFIG,

@@ -174,8 +174,7 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
 
 def test_a_site_whose_key_is_removed_ends_and_needs_another_key(deployment):
     site = deployment.sites["site-2"]
-    number = (site.folder / "node-id").read_text()
-    unregister = ("supernode", "unregister", number, "own")
+    unregister = ("supernode", "unregister", (site.folder / "node-id").read_text(), "own")
     succeed("deploy", "flwr", "--dir", deployment.folder, *unregister)
     deadline = time.monotonic() + 120
     while site.alive():

@@ -73,17 +73,6 @@ def test_what_is_fixed_has_no_gradient_left_from_before():
     assert wanted.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffold_with_momentum_equals_its_own_client(momentum):
-    """Option II: the displacement over eta and the effective number of steps."""
-    config = {"momentum": momentum, "local-epochs": 4}
-    app = loop_app(clients.ScaffoldLoop, epochs=4, momentum=momentum)
-    ours, theirs = (
-        run(Scaffold(), one, config=config) for one in (app, own_app(clients.ScaffoldClient))
-    )
-    assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
-
-
 def scaffold_reply(function):
     """Return what one client sends and the received arrays, c being 0.01 everywhere."""
     sent = {name: t.numpy() for name, t in seeded(7).state_dict().items()}

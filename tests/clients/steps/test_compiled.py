@@ -329,8 +329,7 @@ def test_compiled_for_real(tmp_path, monkeypatch):
     only loads them and has the same bits.
     """
     monkeypatch.setattr(compiled, "UNROLLED", 2)  # compiling takes half as long
-    compiler = Compiler(tmp_path)
-    ours = rounds("fedavg", compiler, clients=3)
+    ours = rounds("fedavg", Compiler(tmp_path), clients=3)
     assert_close(ours, rounds("fedavg", None, clients=3))
     assert len(list(tmp_path.glob("*.pt2"))) == 2
     again = rounds("fedavg", Compiler(tmp_path, build=False), clients=3)
