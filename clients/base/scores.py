@@ -79,7 +79,7 @@ class ScoresValidation(NumPyClient):
         finally:
             self.data = data
         name = leading_of(metrics)
-        return {f"validation-{name}": metrics[name], "validation-loss": loss}
+        return {f"validation-{name}": float(metrics[name]), "validation-loss": loss}
 
 
 def higher_is_better(scores: Scores) -> float:
