@@ -97,7 +97,8 @@ class SuPerFedClient(FedProxClient):
             for name in CURVES
             if name in tested[0]
         }
-        name, chosen = leading_of(tested[0]), tested[best]
+        name = leading_of(tested[0])
+        chosen = tested[best]
         if sent.tune:
             self.tune(parameters, LAMBDAS[best], config)
             chosen = self.score(self.data.test)

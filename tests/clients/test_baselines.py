@@ -77,8 +77,8 @@ def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
                 raise RuntimeError("out of reach")
             return super().fit(parameters, config)
 
-    net, more = headed(build, head), {"evaluate_config": ConfigRecord(TRAIN)}
-    return train_nets(strategy, Unreliable, TRAIN, rounds, net, a_round=2, **more)
+    more = {"a_round": 2, "evaluate_config": ConfigRecord(TRAIN)}
+    return train_nets(strategy, Unreliable, TRAIN, rounds, headed(build, head), **more)
 
 
 # --- reductions to FedAvg, to the last bit --------------------------------------------
@@ -323,7 +323,8 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
     # one of three classes is not there: log 0 takes it out of the balanced softmax
     there = data.train.y != 2
     data = ClientData(Split(data.train.x[there], data.train.y[there]), data.validation, data.test)
-    client, config = FedRoDClient(headed(build), data, 4), {**TRAIN, "server-round": 1}
+    config = {**TRAIN, "server-round": 1}
+    client = FedRoDClient(headed(build), data, 4)
     got, _, _ = client.fit(get_arrays(build(5)), config)
     net = build(5)
     p = {

@@ -51,7 +51,8 @@ class Lines(Problem):
             "rmse": loss**0.5,
         },
     )
-    num_outputs, num_clients = 1, 6
+    num_outputs = 1
+    num_clients = 6
 
     def __init__(self, drawn=False):
         self.drawn = drawn

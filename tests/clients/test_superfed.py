@@ -129,8 +129,8 @@ def test_evaluation_chooses_lambda_on_validation_only():
     )
     _, n, metrics = client.evaluate(sent, CONFIG)
     assert n == len(data.test)
-    grid, curve = metrics["lambda-grid"], metrics["lambda-accuracy"]
-    assert (grid[0], grid[-1]) == (0, 1)
+    curve = metrics["lambda-accuracy"]
+    assert metrics["lambda-grid"][::10] == [0, 1]
     assert {name: metrics[f"{name}accuracy"] for name in ("", "global-", "half-", "oracle-")} == {
         "": curve[round(metrics["lambda"] * 10)],
         "global-": curve[0],

@@ -124,7 +124,8 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
 def drawn_by(make, count, rounds):
     """Return the share of recognised images that FedEvg draws with these clients."""
     strategy = evg(persistent=True, beta_first=3.0, beta_last=0.1)
-    start, train = strategy.first_arrays(), TRAIN | {"local-epochs": 4}
+    train = TRAIN | {"local-epochs": 4}
+    start = strategy.first_arrays()
     arrays, *_ = federate(strategy, make, count, start, rounds, train, evaluate_every=0)
     return recognised(*arrays.values())
 

@@ -83,7 +83,8 @@ def test_a_class_reads_what_its_bases_read():
 
 
 def test_the_adapter_looks_at_every_message(caplog):
-    make, odd = lambda i, _: FedAvgClient(small_net, blobs(i), i), ConfigRecord({"odd-evaluate": 1})
+    make = lambda i, _: FedAvgClient(small_net, blobs(i), i)
+    odd = ConfigRecord({"odd-evaluate": 1})
     simulate(FedAvg(), make, 1, initial(), 1, {"odd-train": 1}, evaluate_config=odd)
     for key in ("odd-train", "odd-evaluate"):
         assert f"FedAvgClient does not read: {key!r}" in caplog.text

@@ -80,7 +80,8 @@ class Net(nn.Module):
 def replies(kind, config, client=None):
     """Return the client, the arrays that it sends and what it is scored with."""
     client = at_precision(client or kind(Net, blobs(), 0, model=Net()), config)
-    config, start = {**config, **METHODS.get(kind, {})}, get_arrays(Net(5))
+    config = {**config, **METHODS.get(kind, {})}
+    start = get_arrays(Net(5))
     control = [0 * a for a in start] if kind is ScaffoldClient else []
     return client, client.fit(start + control, config)[0], client.evaluate(start, config)
 

@@ -230,7 +230,8 @@ def test_a_recorded_graph_has_the_bits_of_vmap(monkeypatch: pytest.MonkeyPatch) 
 def test_a_client_without_finite_numbers_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, sound = fits(FedAvgClient, PLAIN), data
+    whole = fits(FedAvgClient, PLAIN)
+    sound = data
 
     def broken(size: int, number: int) -> ClientData:
         own = sound(size, number)

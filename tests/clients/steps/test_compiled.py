@@ -144,7 +144,8 @@ HOME = {"fedbn": "body.2.", "fedper": "out.", "fedrep": "out.", "fedbabu": "out.
 
 
 def sent_by(method: str, net: nn.Module) -> list[np.ndarray]:
-    home, named = HOME.get(method), zip(net.state_dict(), get_arrays(net), strict=True)
+    home = HOME.get(method)
+    named = zip(net.state_dict(), get_arrays(net), strict=True)
     arrays = [a for name, a in named if not (home and name.startswith(home))]
     if method == "scaffold":
         arrays += [0.01 * np.ones(p.shape, np.float32) for p in net.parameters()]
@@ -168,7 +169,8 @@ def rounds(
     ]  # 48, 54, 60 to train on: partial batches
     for number in (1, 2):
         for client in made:
-            client.compiler, sent = compiler, sent_by(method, Net(3))
+            client.compiler = compiler
+            sent = sent_by(method, Net(3))
             now = {**TRAIN, **own, "server-round": number}
             reply = client.fit(sent, {**now, **dict(config)})
             replies.append((*reply, client.evaluate(sent[: len(Net().state_dict())], now)[0]))

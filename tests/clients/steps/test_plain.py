@@ -188,7 +188,8 @@ def test_arrays_of_another_model_are_refused():
 
 def test_dropout_repeats_and_leaves_the_process_alone():
     net = lambda seed: torch.nn.Sequential(small_net(seed), torch.nn.Dropout(0.5))
-    trained, config = [], {"server-round": 2, "local-epochs": 1, "batch-size": 100}
+    config = {"server-round": 2, "local-epochs": 1, "batch-size": 100}
+    trained = []
     for client, seed in ((0, 1), (0, 1), (1, 1), (0, 2)):
         torch.rand(3)  # whatever else a process draws
         state = torch.get_rng_state()
