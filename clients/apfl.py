@@ -10,7 +10,7 @@ from torch import Tensor
 from fedapps.algorithms.common.modules import estimate_statistics
 from fedapps.algorithms.common.steps import Gradient, State
 from fedapps.algorithms.contract.personal import APFLScoring, APFLTraining
-from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.base.training import Config, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Optimiser, between, inner, scaled
 
@@ -31,10 +31,8 @@ class APFLClient(PersonalClient):
     differentiates_surrogate = True
     needs_all_steps = ""
 
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return w; store v and alpha."""
-        set_arrays(self.model, parameters)
-        before = self.before(config)
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train w and v, and alpha if it is learned; store v and alpha."""
         place = [p.detach() for p in trainable(self.model).values()]
         w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
         sgd, rate = self.sgd(config)
@@ -53,11 +51,7 @@ class APFLClient(PersonalClient):
         torch._foreach_copy_(place, w)
         alpha = float(learned)
         self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), np.array([alpha])], config)
-        return (
-            get_arrays(self.model),
-            len(self.data.train),
-            {"loss": loss, "apfl-alpha": alpha, **before},
-        )
+        return {"loss": loss, "apfl-alpha": alpha}
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Turn ``self.model`` into the mixture of v and the server's model; return
@@ -74,16 +68,12 @@ class APFLClient(PersonalClient):
         """Return v and alpha; before a client's first training the received model and
         the server's alpha.
         """
-        parameters = trainable(self.model).values()
-        if (kept := self.kept(config, before)) is None:
-            return [p.detach().clone() for p in parameters], APFLScoring.from_config(config).alpha
-        return [
-            torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)
-        ], float(kept[-1][0])
-
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of v and of alpha."""
-        return [*(tuple(p.shape) for p in trainable(self.model).values()), (1,)]
+        parameters = [p.detach() for p in trainable(self.model).values()]
+        like = [*parameters, torch.zeros(1)]
+        kept = self.stored(self.kept_as, "personal model", like, config, before)
+        if kept is None:
+            return [p.clone() for p in parameters], APFLScoring.from_config(config).alpha
+        return kept[:-1], float(kept[-1])
 
 
 @dataclass(frozen=True)

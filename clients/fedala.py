@@ -28,17 +28,13 @@ class FedALAClient(PersonalClient):
     needs_all_steps = ""
     _mixed: Sequence[int] = ()
 
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained model; store it, and the weights."""
-        set_arrays(self.model, parameters)
-        before = self.before(config)
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train from the mixture; store the trained model, and the weights."""
         weights, learned = self.merge(config, before=True)
-        loss = self.train(config)
-        own = get_arrays(self.model)
-        self.store.save(
-            self.kept_as, [*own, *(w.cpu().numpy() for w in weights), np.array([learned])], config
-        )
-        return own, len(self.data.train), {"loss": loss, **before}
+        metrics = super().train_round(config)
+        own = [*get_arrays(self.model), *(w.cpu().numpy() for w in weights), np.array([learned])]
+        self.store.save(self.kept_as, own, config)
+        return metrics
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Turn ``self.model`` into the model at which the client's next round would

@@ -24,10 +24,10 @@ class FedAvgClient(TrainedNet):
     """
 
     #: Whether all training of the class differentiates :meth:`surrogate`; a class with
-    #: its own ``fit`` or ``train`` declares it.
+    #: its own training (``trained_net.OWN_TRAINING``) declares it.
     differentiates_surrogate = True
     #: Why a round of the class cannot end after some of its steps; "": it can. A class
-    #: with its own ``fit`` or ``train`` declares it (``why_all_steps``).
+    #: with its own training declares it (``why_all_steps``).
     needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -39,8 +39,14 @@ class FedAvgClient(TrainedNet):
         """
         set_arrays(self.model, parameters)
         before = self.before(config)
-        loss = self.train(config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
+        metrics = self.train_round(config)
+        return get_arrays(self.model), len(self.data.train), {**metrics, **before}
+
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train the received model, in ``self.model``, and whatever else the client
+        trains and stores in a round; return the metrics of the training.
+        """
+        return {"loss": self.train(config)}
 
     def train(self, config: Config) -> float:
         """Train ``self.model`` in place for one round; return the mean loss over all

@@ -15,7 +15,7 @@ import torch
 
 from fedapps.algorithms.common.steps import Tensors
 from fedapps.algorithms.contract.sent import FedDynSent
-from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.base.training import Config, trainable
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.steps.sgd import Penalty
 
@@ -31,12 +31,10 @@ class FedDynClient(FedAvgClient):
         "weight decay moves: choose sgd or adam",
     )
 
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return theta_i; store the new g_i."""
-        set_arrays(self.model, parameters)
-        before = self.before(config)
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train theta_i; store the new g_i."""
         start = [p.detach().clone() for p in trainable(self.model).values()]
-        loss = self.train(config)
+        metrics = super().train_round(config)
         alpha, linear = FedDynSent.from_config(config).alpha, self.linear(start, config)
         ends = trainable(self.model).values()
         gradients = [
@@ -49,7 +47,7 @@ class FedDynClient(FedAvgClient):
                 "local training diverged: lower train.learning-rate or raise feddyn.alpha"
             )
         self.store.save("feddyn", [g.cpu().numpy() for g in gradients], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
+        return metrics
 
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the gradient of both terms: ``alpha (theta - theta^{t-1}) - g_i``."""

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from fedapps.algorithms.common.steps import Problem
 from fedapps.algorithms.contract.personal import FedRoDSent
 from fedapps.clients.base.scores import as_global
-from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.base.training import Arrays, Config, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.partial_sharing import head_of
 from fedapps.clients.steps.sgd import descent
@@ -28,10 +28,8 @@ class FedRoDClient(PersonalClient):
     differentiates_surrogate = False  # what is minimised are two losses
     needs_all_steps = ""
 
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained generic model; store the own head."""
-        set_arrays(self.model, parameters)
-        before = self.before(config)
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train the generic model and the own head; store this."""
         both = TwoHeads(self.model, self.own_head(config, before=True))
         prior = self.log_counts(both)
 
@@ -46,7 +44,7 @@ class FedRoDClient(PersonalClient):
         problem = Problem(both, loss, self.surrogate(config))
         mean_loss = self.run(*descent(sgd, tensors, rate), config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": mean_loss, **before}
+        return {"loss": mean_loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the sum of both heads (before the first training, the generic one),

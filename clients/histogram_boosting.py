@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedapps.algorithms.boosting.bins import LARGEST
@@ -40,7 +39,7 @@ NAME = "values"
 SMALL = 2**31
 
 
-class HistogramBoostingClient(ScoresValidation, NumPyClient):
+class HistogramBoostingClient(ScoresValidation):
     """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is
     missing, with labels 0 or 1, or of several ``outputs`` 0 to outputs - 1.
 

@@ -40,7 +40,9 @@ class PFedMeClient(PersonalClient):
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
         sent = PFedMeSent.from_config(config)
-        lambda_, every = sent.lambda_ or bounded_lambda(options), sent.inner_steps
+        # the paper's lambda, or 1 / the learning rate if that is less
+        bounded = 1 / max(1 / PAPER_LAMBDA, options.learning_rate)
+        lambda_, every = sent.lambda_ or bounded, sent.inner_steps
         sgd, inner = self.sgd(config)
         outer = lambda_ * (sent.rate or inner)
         if outer > 1:
@@ -62,11 +64,6 @@ class PFedMeClient(PersonalClient):
         self.store.save(self.kept_as, get_arrays(self.model), config)
         torch._foreach_copy_(theta, w)
         return loss
-
-
-def bounded_lambda(options: TrainOptions) -> float:
-    """Return the paper's lambda, or 1 / the learning rate if that is less."""
-    return 1 / max(1 / PAPER_LAMBDA, options.learning_rate)
 
 
 def repeated(epochs: Epochs, batch_size: int, times: int, module: nn.Module) -> Epochs:

@@ -25,6 +25,7 @@ from fedapps.algorithms.contract.fairness import PropFairSent
 from fedapps.algorithms.contract.sent import Reads
 from fedapps.clients.base.training import Config
 from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.steps.trained_net import OWN_TRAINING
 
 EPSILON = 0.2
 
@@ -65,7 +66,7 @@ def differentiates(kind: type[FedAvgClient]) -> bool:
 
 
 def _trainer(kind: type[FedAvgClient]) -> type:
-    return next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
+    return next(base for base in kind.__mro__ if OWN_TRAINING & vars(base).keys())
 
 
 @lru_cache

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.measures import leading_of
@@ -58,7 +57,6 @@ from fedapps.clients.families.candidates import answer
 from fedapps.clients.fedprox import FedProxClient
 from fedapps.clients.steps.sgd import Number, Optimiser, add, between, inner, parted, scaled
 
-Floats = NDArray[np.float64]
 # Metrics reported as curves over lambda, if the objective has them.
 CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae", "concordance")
 
@@ -70,17 +68,14 @@ class SuPerFedClient(FedProxClient):
     differentiates_surrogate = True
     needs_all_steps = ""
 
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained theta_f; store theta_l."""
+    def train_round(self, config: Config) -> dict[str, Any]:
+        """Train theta_f and theta_l; store theta_l."""
         if SuPerFedTraining.from_config(config).mixing == "none":
-            return super().fit(parameters, config)
-        set_arrays(self.model, parameters)
-        before = self.before(config)
-        kept = self.kept(config, before=True)
-        personal = self.first_personal(config) if kept is None else kept
+            return super().train_round(config)
+        personal = self.kept(config, before=True) or self.first_personal(config)
         loss = self.train_mixed(personal, config)
         self.store.save("personal", [tensor.cpu().numpy() for tensor in personal], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
+        return {"loss": loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the mixtures over lambda; see the module docstring. If the server
@@ -91,7 +86,7 @@ class SuPerFedClient(FedProxClient):
             return answer(self.data, lambda own: self.candidate_losses(parameters, own, config))
         scored = self.along(parameters, [self.data.validation, self.data.test], config)
         validated, tested = (list(column) for column in zip(*scored, strict=True))
-        losses = losses_of(validated)
+        losses = np.array([scores["loss"] for scores in validated], np.float64)
         best = (
             least(losses, np.array([higher_is_better(scores) for scores in validated]))
             if sent.lambda_ is None
@@ -107,19 +102,20 @@ class SuPerFedClient(FedProxClient):
         if sent.tune:
             self.tune(parameters, LAMBDAS[best], config)
             chosen = self.score(self.data.test)
-        half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
-        oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
-        scores = {**chosen, **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        own = {
+        scores = {
+            **chosen,
+            **as_global(tested[0]),
+            f"half-{name}": tested[5][name],
+            "half-loss": tested[5]["loss"],
+            f"oracle-{name}": max(tested, key=higher_is_better)[name],
+            "lambda": LAMBDAS[best],
+            **curves,
             "validation-samples": len(self.data.validation),
             "lambda-validation-loss": losses.tolist(),
             "tuned-epochs": sent.tune,
+            "lambda-grid": LAMBDAS,
         }
-        return (
-            scores["loss"],
-            len(self.data.test),
-            {**scores, **curves, **own, "lambda-grid": LAMBDAS},
-        )
+        return scores["loss"], len(self.data.test), scores
 
     def candidate_losses(self, parameters: Arrays, split: Split, config: Config) -> list[float]:
         """Return the losses over lambda and, if they are to be trained first, of the
@@ -166,12 +162,8 @@ class SuPerFedClient(FedProxClient):
         same = nn.Identity().eval()
         scored: list[list[Scores]] = []
         for value in LAMBDAS:
-            _mix(
-                [mixed[i] for i in at],
-                [federated[i] for i in at],
-                [personal[i] for i in at],
-                [value] * len(at),
-            )
+            for i in at:
+                torch.lerp(federated[i], personal[i], value, out=mixed[i])
             if estimates and value:  # at 0 it is the received model
                 estimate_statistics(self.model, self.data.train.x)
             if shared is None:
@@ -201,8 +193,7 @@ class SuPerFedClient(FedProxClient):
         stores nothing: the same message has the same answer, and training is not
         affected.
         """
-        kept = self.kept(config, before=False)
-        if kept is not None:
+        if kept := self.kept(config, before=False):
             return kept
         personal, sent = self.first_personal(config), SuPerFedScoring.from_config(config)
         if sent.catch_up and sent.mixing != "none":
@@ -307,18 +298,3 @@ class Mixture:
         # a single GPU synchronisation
         values: Sequence[Number] = dots.tolist() if floats and dots.dim() == 1 else dots.unbind()
         return [self.nu * k for k in cosine_squared_gradient(*values)]
-
-
-def losses_of(scores: Sequence[Scores]) -> Floats:
-    """Return the losses of several scores, shape (scores,)."""
-    return np.array([one["loss"] for one in scores], dtype=np.float64)
-
-
-def _mix(
-    mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]
-) -> None:
-    """Write ``(1 - lambda) theta_f + lambda theta_l`` into ``mixed``, tensor by
-    tensor.
-    """
-    for out, f, p, value in zip(mixed, federated, personal, lambdas, strict=True):
-        torch.lerp(f, p, value, out=out)

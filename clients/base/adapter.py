@@ -83,9 +83,13 @@ def to_client_app(
         data = getattr(client, "data", None)
         if isinstance(data, ClientData | ArrayData) and not len(data.test):
             raise ValueError("the client has no samples to be scored on")
-        more = _validation_scores(client, arrays, config) if sent.validation else {}
+        validated: dict[str, float] = {}
+        if sent.validation:
+            if not hasattr(client, "evaluate_validation"):
+                raise ValueError(f"{type(client).__name__} does not score validation samples")
+            validated = client.evaluate_validation(arrays, config)
         loss, num_examples, metrics = client.evaluate(arrays, config)
-        reported = {"loss": float(loss), **metrics, **more}
+        reported = {"loss": float(loss), **metrics, **validated}
         for name in () if sent.class_counts else COUNTS:
             reported.pop(name, None)
         return Message(content=_metric_records(num_examples, reported), reply_to=message)
@@ -106,12 +110,12 @@ def to_client_app(
             context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config
         )
         epochs = [int(number) for number in content.config_records["new"]["epochs"]]  # type: ignore[union-attr]
-        client, evaluated, trained = (
+        number, metrics = newcomer_metrics(
             _numpy_client(client_fn(own), config),
             (received, config),
             (train_received, train_config),
+            epochs,
         )
-        number, metrics = newcomer_metrics(client, evaluated, trained, epochs)
         return Message(content=_metric_records(number, metrics), reply_to=message)
 
     return answer_identity(app, check)
@@ -154,8 +158,7 @@ def client_id(context: Context) -> int | str:
     configuration, else the node id.
     """
     for key in ("client-id", "partition-id"):
-        value = context.node_config.get(key)
-        if isinstance(value, int | str):
+        if isinstance(value := context.node_config.get(key), int | str):
             return value
     return context.node_id
 
@@ -179,16 +182,6 @@ def _numpy_client(client: NumPyClient | Client, config: Config) -> NumPyClient:
             f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient"
         )
     return at_precision(inner, config)
-
-
-def _validation_scores(
-    client: NumPyClient, arrays: list[Any], config: dict[str, Any]
-) -> dict[str, float]:
-    evaluate = getattr(client, "evaluate_validation", None)
-    if evaluate is None:
-        raise ValueError(f"{type(client).__name__} does not score validation samples")
-    found: dict[str, float] = evaluate(arrays, config)
-    return found
 
 
 def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:

@@ -3,14 +3,17 @@ and test sets.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # a client with trees has its samples as arrays and does not need PyTorch
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,7 @@ class ClientData:
         """Return all splits on a device; a split that is used in two places stays
         shared.
         """
-        parts = (self.train, self.validation, self.test)
-        moved = {id(part): part.to(device) for part in parts}
-        return ClientData(*(moved[id(part)] for part in parts))
+        return ClientData(*_each(self, lambda part: part.to(device)))
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,19 @@ class ArrayData:
         """Return the same with inputs (n, features); a split that is used in two places
         stays shared.
         """
-        parts = (self.train, self.validation, self.test)
-        made = {id(part): part.vectors() for part in parts}
-        return ArrayData(*(made[id(part)] for part in parts))
+        return ArrayData(*_each(self, ArraySplit.vectors))
 
     def tensors(self) -> ClientData:
         """Return the same as tensors; a split that is used in two places stays
         shared.
         """
-        parts = (self.train, self.validation, self.test)
-        made = {id(part): part.tensors() for part in parts}
-        return ClientData(*(made[id(part)] for part in parts))
+        return ClientData(*_each(self, ArraySplit.tensors))
+
+
+def _each(data: Any, function: Callable[[Any], T]) -> list[T]:
+    """Return the results for the three splits; of one that is used in two places, one
+    result.
+    """
+    parts = (data.train, data.validation, data.test)
+    made = {id(part): function(part) for part in parts}
+    return [made[id(part)] for part in parts]

@@ -7,41 +7,20 @@ discarded. Measures are called ``new-NAME`` if the client has not trained,
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from flwr.app import RecordDict
 
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.clients.base.options import Config
-from fedapps.clients.base.store import MessageStore, Store
+from fedapps.clients.base.store import MessageStore
 
 #: Measures that are reported, if the task has them.
 MEASURES = ("accuracy", "loss", "ece", "auroc", "rmse", "mae", "r2", "concordance")
 
 
-@runtime_checkable
-class Meeting(Protocol):
-    """A client that can be scored as a new one; ``store`` holds its state between
-    rounds.
-    """
-
-    store: Store
-
-    def evaluate_new(
-        self,
-        epochs: int,
-        parameters: Arrays,
-        config: Config,
-        train_parameters: Arrays,
-        train_config: Config,
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Return the result of ``evaluate`` after the client has trained alone for this
-        many local epochs (0: none).
-        """
-
-
 def newcomer_metrics(
-    client: object,
+    client: Any,
     evaluated: tuple[Arrays, Config],
     trained: tuple[Arrays, Config],
     epochs: Sequence[int],
@@ -49,10 +28,11 @@ def newcomer_metrics(
     """Return the number of test samples and the measures of a new client; ``client`` is
     left without state.
 
-    ``evaluated``, ``trained``: the messages for each. Raises ``TypeError`` if the
-    client cannot be scored as a new one.
+    A client that can be scored as a new one has a ``store`` and ``evaluate_new``, as
+    ``clients.base.scored_net.ScoredNet``; else raises ``TypeError``. ``evaluated``,
+    ``trained``: the messages for each.
     """
-    if not isinstance(client, Meeting):
+    if not (hasattr(client, "store") and hasattr(client, "evaluate_new")):
         raise TypeError(
             f"{type(client).__name__} has no evaluate_new: it cannot be scored as a new client"
         )

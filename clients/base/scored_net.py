@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from flwr.app import RecordDict
-from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.modules import evaluation_batch, torch_seeded
@@ -26,7 +25,7 @@ from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
 ModelFn = Callable[[int], nn.Module]
 
 
-class ScoredNet(ScoresValidation, NumPyClient):
+class ScoredNet(ScoresValidation):
     """Evaluates a torch model on one client's data.
 
     ``model_fn``: seed -> module (methods with a personal model call it for a second

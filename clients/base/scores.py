@@ -3,9 +3,10 @@ two models.
 """
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import Arrays
@@ -58,22 +59,14 @@ def as_global(scores: Scores) -> dict[str, float]:
     return {f"global-{name}": scores[name], "global-loss": scores["loss"]}
 
 
-class Evaluates(Protocol):
-    """A client that is scored on ``data.test``."""
+class ScoresValidation(NumPyClient):
+    """Base of clients whose ``evaluate`` scores ``data.test``, and can score validation
+    samples instead.
+    """
 
     data: Any
 
-    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and metrics."""
-        ...
-
-
-class ScoresValidation:
-    """Mixed into clients whose ``evaluate`` can score validation samples instead."""
-
-    def evaluate_validation(
-        self: Evaluates, parameters: Arrays, config: Config
-    ) -> dict[str, float]:
+    def evaluate_validation(self, parameters: Arrays, config: Config) -> dict[str, float]:
         """Return what :meth:`evaluate` reports as leading score and loss, on the
         validation samples and named ``validation-...``; {} if the client has none.
         """
@@ -86,7 +79,7 @@ class ScoresValidation:
         finally:
             self.data = data
         name = leading_of(metrics)
-        return {f"validation-{name}": metrics[name], "validation-loss": loss}
+        return {f"validation-{name}": float(metrics[name]), "validation-loss": loss}
 
 
 def higher_is_better(scores: Scores) -> float:

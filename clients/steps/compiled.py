@@ -19,7 +19,6 @@ import math
 import os
 import platform
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -87,14 +86,12 @@ class Compiler:
     """Runs local steps compiled; keeps libraries in ``folder``, which only this user
     may write to.
 
-    ``build`` (default: True): compile what the folder does not hold. ``built``: seconds
-    of each compilation of this process.
+    ``build`` (default: True): compile what the folder does not hold.
     """
 
     at_once = UNROLLED
     folder: Path
     build: bool = True
-    built: list[float] = field(default_factory=list)
     graphs: dict[Any, Graph] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
 
@@ -123,26 +120,16 @@ class Compiler:
                         xs.unflatten(0, (UNROLLED, batch_size)),
                         ys.unflatten(0, (UNROLLED, batch_size)),
                     )
-                losses.append(self._take(training, xs, ys, values, batch_size if many else 0))
+                run = self._graph(training, xs, ys, values, batch_size if many else 0).run
+                if run is None:
+                    training.write()
+                    loss = training.eager_steps(training.state, xs, ys, values, many)
+                else:
+                    loss = training.take(run(training.inputs(xs, ys, values)))
+                losses.append(loss)
                 start, done = end, done + count
         training.write()
         return (float(torch.stack(losses).sum()) if losses else 0.0), seen
-
-    def _take(
-        self,
-        training: "_Training",
-        x: Tensor,
-        y: Tensor,
-        numbers: list[State],
-        batch_size: int,
-    ) -> Tensor:
-        """Take the steps of ``numbers``; return the sum of the losses of all samples.
-        ``batch_size`` 0: a single step of any size.
-        """
-        graph = self._graph(training, x, y, numbers, batch_size)
-        if graph.run is None:
-            return training.eagerly(x, y, numbers, bool(batch_size))
-        return training.take(graph.run(training.inputs(x, y, numbers)))
 
     def _graph(
         self,
@@ -152,6 +139,9 @@ class Compiler:
         numbers: list[State],
         batch_size: int,
     ) -> Graph:
+        """Return the graph of the steps of ``numbers``. ``batch_size`` 0: of a single
+        step of any size.
+        """
         key = (
             training.key,
             batch_size,
@@ -218,9 +208,7 @@ class Compiler:
             with locked(self.folder / f"{name}.lock"):
                 if not path.exists():
                     logger.info("compiling local steps (once; a minute or less)")
-                    began = time.monotonic()
                     _build(path, training, x, y, numbers, many)
-                    self.built.append(time.monotonic() - began)
         return _load(path)
 
     def _log_once(self, error: Exception) -> None:
@@ -302,11 +290,6 @@ class _Training:
                 self.others[name].copy_(self.others_now[name])
         self.now = {name: list(tensors) for name, tensors in self.state.items()}
         self.others_now = dict(self.others)
-
-    def eagerly(self, x: Tensor, y: Tensor, numbers: list[State], many: bool) -> Tensor:
-        """Take the same steps one by one."""
-        self.write()
-        return self.eager_steps(self.state, x, y, numbers, many)
 
     def eager_steps(
         self, state: State, x: Tensor, y: Tensor, numbers: list[State], many: bool
@@ -492,17 +475,10 @@ def _build(
 
 
 def _load(path: Path) -> Run:
-    loader = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
-    if loader is not None:  # what the public function wraps, without importing the compiler
-        run: Run = loader(str(path), "model", False, 1, -1).run
-        return run
-    package = torch._inductor.aoti_load_package(str(path))
-
-    def flat(inputs: list[Tensor]) -> Sequence[Tensor]:
-        outputs: Sequence[Tensor] = package(inputs)
-        return outputs
-
-    return flat
+    # what torch._inductor.aoti_load_package wraps, without importing the compiler
+    aoti: Any = torch._C._aoti
+    run: Run = aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1).run
+    return run
 
 
 def _eager_end(

@@ -48,18 +48,16 @@ def operations_of_sample(net: nn.Module) -> int | None:
 
 def _counted(net: nn.Module) -> int | None:
     layers = [m for m in net.modules() if list(m.parameters(recurse=False))]
-    odd = any(isinstance(m, (*REFUSED, Bfloat16)) or _has_tensors(m) for m in net.modules())
-    if odd or any(True for _ in net.buffers()) or not layers:
-        return None
-    if any(type(layer) is not nn.Linear for layer in layers):
-        return None
-    if any(p.dtype != torch.float32 for p in net.parameters()):
-        return None
-    return sum(2 * layer.weight.numel() for layer in layers)  # type: ignore[misc,operator]
-
-
-def _has_tensors(module: nn.Module) -> bool:
-    return any(isinstance(value, Tensor) for value in vars(module).values())
+    kept = [value for m in net.modules() for value in vars(m).values()]
+    fits = (
+        layers
+        and all(type(layer) is nn.Linear for layer in layers)
+        and all(p.dtype == torch.float32 for p in net.parameters())
+        and not list(net.buffers())
+        and not any(isinstance(m, (*REFUSED, Bfloat16)) for m in net.modules())
+        and not any(isinstance(value, Tensor) for value in kept)
+    )
+    return sum(2 * m.weight.numel() for m in layers) if fits else None  # type: ignore[misc,operator]
 
 
 def plain_facts(module: nn.Module) -> list[str]:

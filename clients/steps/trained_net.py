@@ -34,6 +34,9 @@ from fedapps.clients.steps.sgd import Optimiser, optimiser_of
 if TYPE_CHECKING:
     from fedapps.clients.steps.compiled import Compiler
 
+#: Methods of clients, of which a class that has its own trains in its own way.
+OWN_TRAINING = frozenset({"fit", "train", "train_round"})
+
 
 class TrainedNet(ScoredNet):
     """Takes local steps; a subclass says which, and what it sends."""
@@ -137,7 +140,7 @@ def why_all_steps(kind: type[TrainedNet]) -> str:
     for base in kind.__mro__:
         if "needs_all_steps" in vars(base):
             return str(vars(base)["needs_all_steps"])
-        if {"fit", "train"} & vars(base).keys():
+        if OWN_TRAINING & vars(base).keys():
             break
     return (
         f"{base.__name__} has its own training, which does not declare that it may end after some "

@@ -24,20 +24,15 @@ from fedapps.clients import (
     PartialClient,
     PerFedAvgClient,
     Split,
-    to_client_app,
 )
-from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.training import TrainOptions, get_arrays
-from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
-    ClientGrid,
     FedALA,
     FedALAOptions,
     FedAvg,
     FedBABU,
     FedBABUOptions,
     FedBN,
-    FedRoD,
     Finetune,
     FinetuneOptions,
     Partial,
@@ -46,15 +41,8 @@ from fedapps.strategies import (
     PerFedAvg,
     PerFedAvgOptions,
 )
-from tests.helpers import (
-    arrays_in,
-    arrays_of,
-    assert_arrays,
-    blobs,
-    exchanged,
-    simulate,
-    small_net,
-)
+from tests.clients.federation import headed, initial, train_nets
+from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, small_net
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -82,12 +70,6 @@ def normalised(seed):
 
 def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
     """Return the final arrays, the clients' stores and the result."""
-    stores = {}
-
-    def net(seed):
-        model = build(seed)
-        model.head = head
-        return model
 
     class Unreliable(kind):
         def fit(self, parameters, config):
@@ -95,21 +77,8 @@ def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
                 raise RuntimeError("out of reach")
             return super().fit(parameters, config)
 
-    def client(context):
-        i = int(context.node_config["partition-id"])
-        stores[i] = MessageStore(context.state)
-        return Unreliable(net, blobs(i, shift=0.2 * i), i, stores[i])
-
-    grid = ClientGrid(InlineGrid(to_client_app(client), 3), seed=1, clients_per_round=2)
-    initial = {name: t.numpy() for name, t in build(11).state_dict().items()}
-    result = simulate(
-        strategy, None, 3, initial, rounds, TRAIN, grid=grid, evaluate_config=ConfigRecord(TRAIN)
-    )
-    return arrays_of(result), stores, result
-
-
-def assert_equal(result, wanted):
-    assert_arrays(wanted, result)
+    more = {"a_round": 2, "evaluate_config": ConfigRecord(TRAIN)}
+    return train_nets(strategy, Unreliable, TRAIN, rounds, headed(build, head), **more)
 
 
 # --- reductions to FedAvg, to the last bit --------------------------------------------
@@ -127,6 +96,11 @@ REDUCTIONS = {
     "fedbabu without a head": (
         lambda: FedBABU(["none."], FedBABUOptions(0)),
         FedBABUClient,
+        small_net,
+    ),
+    "fedper without a head": (
+        lambda: PartialSharing(["none."], "body"),
+        PartialClient,
         small_net,
     ),
     "fedala with weights of one": (
@@ -157,7 +131,7 @@ def test_it_is_fedavg_where_what_differs_is_taken_away(name, monkeypatch):
     head = ("none.",) if "without a head" in name else HEAD
     wanted, _, of_fedavg = run(FedAvg(), FedAvgClient, build=build)
     actual, _, result = run(make(), kind, head=head, build=build)
-    assert_equal(actual, wanted)
+    assert_arrays(actual, wanted)
     for number, metrics in of_fedavg.evaluate_metrics_clientapp.items():
         assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (
             name in SAME_SCORE
@@ -210,13 +184,13 @@ def test_what_stays_home_is_in_no_message_and_differs_between_clients(
     exchanges = exchanged(monkeypatch)
     final, stores, _ = run(make(), kind, build=normalised)
     seen = {name for _, *both in exchanges for name, _ in arrays_in(*both)}
-    start = normalised(11).state_dict()
+    start = initial(normalised)
     assert seen == {name for name in start if not name.startswith(home)}
     for name, array in final.items():
-        assert np.array_equal(array, start[name].numpy()) == name.startswith(home), name
+        assert np.array_equal(array, start[name]) == name.startswith(home), name
     kept = [stores[i].load("private", {}, before=False) for i in range(3)]
     assert [a.shape for a in kept[0]] == [
-        tuple(t.shape) for name, t in start.items() if name.startswith(home)
+        a.shape for name, a in start.items() if name.startswith(home)
     ]
     assert not np.array_equal(kept[0][0], kept[2][0])
 
@@ -224,7 +198,7 @@ def test_what_stays_home_is_in_no_message_and_differs_between_clients(
 def test_sharing_all_but_the_head_by_name_is_fedper():
     result, mine, _ = run(Partial(PartialOptions("*", "3.*")), FilteredClient)
     wanted, theirs, _ = run(PartialSharing(HEAD, "body"), PartialClient)
-    assert_equal(result, wanted)
+    assert_arrays(result, wanted)
     for i in range(3):
         assert_arrays(mine[i].load("private", {}, False), theirs[i].load("private", {}, False))
 
@@ -239,10 +213,9 @@ def test_patterns_that_share_nothing_are_refused():
 
 def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_before_use():
     _, stores, _ = run(FedBABU(HEAD), FedBABUClient)
-    client = FedBABUClient(small_net, blobs(1), 1, stores[1])
-    client.model.head = HEAD
-    initial = client.fresh_arrays("model", TRAIN, own=False)
-    assert_arrays(stores[1].load("private", {}, before=False), initial[2:])
+    client = FedBABUClient(headed(), blobs(1), 1, stores[1])
+    head = client.fresh_arrays("model", TRAIN, own=False)[2:]
+    assert_arrays(stores[1].load("private", {}, before=False), head)
     body = get_arrays(small_net(4))[:2]
     config = {**TRAIN, "server-round": 2, "share": "body"}
     after = {}
@@ -250,10 +223,10 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": part})
         after[part] = get_arrays(client.model)
     plain = FedAvgClient(small_net, blobs(1), 1)
-    trained, _, _ = plain.fit([*body, *initial[2:]], {**config, "local-epochs": 3})
+    trained, _, _ = plain.fit([*body, *head], {**config, "local-epochs": 3})
     assert_arrays(after["all"], trained)
     changed = {
-        part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)]
+        part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *head], strict=True)]
         for part, now in after.items()
     }
     assert changed == {
@@ -262,8 +235,8 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         "body": [True, True, False, False],
     }
     loss, _, metrics = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
-    assert loss == plain.evaluate(trained, config)[0]
-    assert metrics["global-loss"] == plain.evaluate([*body, *initial[2:]], config)[0]
+    wanted = [plain.evaluate(arrays, config)[0] for arrays in (trained, [*body, *head])]
+    assert [loss, metrics["global-loss"]] == wanted
 
 
 # --- FedALA ---------------------------------------------------------------------------
@@ -274,20 +247,19 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
     """The reference descends in W by autograd, in the last layer; its start is what
     training starts from, and what is scored.
     """
-    data = blobs(1)
-    client = FedALAClient(small_net, data, 4)
+    client = FedALAClient(small_net, blobs(1), 4)
     old, new = get_arrays(small_net(1)), get_arrays(small_net(2))
-    stored = [np.full(a.shape, 0.7, np.float32) for a in new[2:]]
-    client.store.save("fedala", [*old, *stored, np.array([count])], {})
+    before = [*old, *(np.full(a.shape, 0.7, np.float32) for a in new[2:]), np.array([count])]
+    client.store.save("fedala", before, {})
     config = {
         **TRAIN,
+        "learning-rate": 1e-12,
         "server-round": 3,
         "fedala-layers": 1,
         "fedala-rate": rate,
         "fedala-samples": 0.5,
         "fedala-start-epochs": 4,
     }
-    config["learning-rate"] = 1e-12
     with_samples = list(client.samples(1 if count else 4, config))
     assert [len(y) for _, y in with_samples] == [18] * (1 if count else 4)
     sent, _, _ = client.fit([a.copy() for a in new], config)
@@ -314,17 +286,12 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
     assert max(float(np.abs(v - 0.7).max()) for v in kept[4:6]) > 0.02
     assert (rate == 30.0) == any((v == 0).any() or (v == 1).any() for v in kept[4:6])  # clipped
 
-    client.store.save("fedala", [*old, *stored, np.array([count])], {})
+    client.store.save("fedala", before, {})
     loss, _, metrics = client.evaluate([a.copy() for a in new], config)
-    assert loss == pytest.approx(
-        FedAvgClient(small_net, data).evaluate(
-            [t.detach().float().numpy() for t in mixed()], config
-        )[0],
-        rel=1e-4,
-    )
-    assert metrics["global-loss"] == pytest.approx(
-        FedAvgClient(small_net, data).evaluate(new, config)[0]
-    )
+    at_mixture = [t.detach().float().numpy() for t in mixed()]
+    plain = FedAvgClient(small_net, blobs(1))
+    wanted = [plain.evaluate(arrays, config)[0] for arrays in (at_mixture, new)]
+    assert [loss, metrics["global-loss"]] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_learning_fedalas_weights_leaves_running_statistics_as_received():
@@ -350,36 +317,16 @@ def test_learning_fedalas_weights_leaves_running_statistics_as_received():
 # --- Fed-RoD --------------------------------------------------------------------------
 
 
-class Balanced(FedAvgClient):
-    """FedAvg's client with the balanced softmax: exp(g_c) counts n_c times."""
-
-    def loss(self, x, y):
-        counts = torch.bincount(self.data.train.y, minlength=3).float()
-        weighted = self.model(x).exp() * counts
-        return -(weighted.gather(1, y[:, None])[:, 0] / weighted.sum(1)).log().mean()
-
-
-def test_fedrods_global_model_is_fedavgs_with_the_balanced_softmax():
-    result, _, _ = run(FedRoD(), FedRoDClient)
-    wanted, _, _ = run(FedAvg(), Balanced)
-    assert_arrays(wanted, result, rtol=0.001, atol=1e-05)
-    plain, _, _ = run(FedAvg(), FedAvgClient)
-    assert max(np.abs(plain[name] - result[name]).max() for name in plain) > 1e-2
-
-
 @pytest.mark.parametrize("build", [small_net, normalised])
 def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
     data = blobs(1)
     # one of three classes is not there: log 0 takes it out of the balanced softmax
     there = data.train.y != 2
     data = ClientData(Split(data.train.x[there], data.train.y[there]), data.validation, data.test)
-    client = FedRoDClient(build, data, 4)
-    client.model.head = HEAD
-    sent, config = get_arrays(build(5)), {**TRAIN, "server-round": 1}
-    got, _, _ = client.fit([a.copy() for a in sent], config)
-    assert all(np.isfinite(a).all() for a in got)
+    config = {**TRAIN, "server-round": 1}
+    client = FedRoDClient(headed(build), data, 4)
+    got, _, _ = client.fit(get_arrays(build(5)), config)
     net = build(5)
-    names = [name for name, _ in net.named_parameters()]
     p = {
         name: t.detach().clone().requires_grad_()
         for name, t in net.named_parameters()
@@ -400,30 +347,22 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
             + functional.cross_entropy(g.detach() + own, y)
         ).backward()
         optimiser.step()
-    for name, value in zip(net.state_dict(), got, strict=True):
-        np.testing.assert_allclose(
-            value, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name
-        )
     kept = client.store.load("fedrod", {}, before=False)
-    assert_arrays(kept, p.values(), rtol=0.001, atol=2e-05)
-    assert names[-2:] == list(p)
+    wanted = [*net.state_dict().values(), *p.values()]
+    assert_arrays([*got, *kept], wanted, rtol=0.001, atol=2e-05)
     net.eval()
     with torch.no_grad():
         outputs = net(data.test.x) + functional.linear(
             net[:3](data.test.x), p["3.weight"], p["3.bias"]
         )
-        want, generic = (
+        wanted = [
             float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x))
-        )
+        ]
     loss, _, metrics = client.evaluate(got, config)
-    assert (loss, metrics["global-loss"]) == (
-        pytest.approx(want, rel=1e-3),
-        pytest.approx(generic, rel=1e-3),
-    )
-    other = FedRoDClient(build, data, 5)
-    other.model.head = HEAD
-    # it never trained: the generic model
-    assert other.evaluate(got, config)[0] == pytest.approx(generic, rel=1e-3)
+    # the other never trained: the generic model
+    other = FedRoDClient(headed(build), data, 5).evaluate(got, config)[0]
+    assert [loss, metrics["global-loss"]] == pytest.approx(wanted, rel=1e-3)
+    assert other == metrics["global-loss"]
 
 
 def _with_batch_statistics(net, x):
@@ -432,8 +371,7 @@ def _with_batch_statistics(net, x):
 
 
 def test_fedrod_refuses_what_has_no_classes():
-    client = FedRoDClient(lambda seed: small_net(seed, classes=1), blobs(1), 4)
-    client.model.head = HEAD
+    client = FedRoDClient(headed(lambda seed: small_net(seed, classes=1)), blobs(1), 4)
     with pytest.raises(ValueError, match="one output per class"):
         client.fit(get_arrays(client.model), TRAIN)
 
@@ -463,21 +401,16 @@ class Vector(torch.nn.Module):
 @pytest.mark.parametrize("hessian", ["none", "differences"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
-    data, alpha = blobs(1), 0.3
-    client = Quadratic(Vector, data, 0)
     config = {
         **TRAIN,
         "momentum": momentum,
         "weight-decay": 0.0,
-        "per-fedavg-alpha": alpha,
+        "per-fedavg-alpha": 0.3,
         "per-fedavg-hessian": hessian,
     }
-    (result,), _, _ = client.fit([np.float32([4.0, 3.0])], config)
-    w, velocity, shrink = (
-        torch.tensor([4.0, 3.0]),
-        torch.zeros(2),
-        torch.eye(2) - alpha * Quadratic.H,
-    )
+    (result,), _, _ = Quadratic(Vector, blobs(1), 0).fit([np.float32([4.0, 3.0])], config)
+    w, velocity = torch.tensor([4.0, 3.0]), torch.zeros(2)
+    shrink = torch.eye(2) - 0.3 * Quadratic.H
     for _ in range(10):
         meta = Quadratic.H @ shrink @ (w - Quadratic.T)
         velocity = momentum * velocity + (shrink @ meta if hessian == "differences" else meta)
@@ -488,8 +421,7 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
     data, sent = blobs(1), get_arrays(small_net(5))
-    client = PerFedAvgClient(small_net, data, 0)
-    loss, _, metrics = client.evaluate(
+    loss, _, metrics = PerFedAvgClient(small_net, data, 0).evaluate(
         sent, {**TRAIN, "per-fedavg-alpha": 0.2, "per-fedavg-steps": steps}
     )
     net = small_net(5)
@@ -514,8 +446,7 @@ def test_per_fedavgs_two_gradients_of_a_step_are_of_different_mini_batches():
             return super().loss(x, y)
 
     batches = []
-    client = Watched(small_net, blobs(1), 0)
-    client.fit(
+    Watched(small_net, blobs(1), 0).fit(
         get_arrays(small_net(5)), {**TRAIN, "per-fedavg-alpha": 0.1, "per-fedavg-hessian": "none"}
     )
     assert len(batches) == 1 + 2 * 10

@@ -14,7 +14,7 @@ from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients import FedFWClient, MessageStore, ProjectedClient
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.clients.families.torch_problem import TorchProblem
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(8, 5)), RNG.normal(size=8)
@@ -22,15 +22,19 @@ L1 = L1Ball((5,), 1.0)
 
 
 def numbers(variant="fedfw", t=1, **more):
-    base = {
+    return {
         "etas": [2 / (t + 1)],
         "lambdas": [3.0],
         "rhos": [1.0],
         "dual-step": 0.5,
         "num-clients": 4,
         "variant": variant,
+        "batch-size": 0,
+        "stochastic": False,
+        "server-round": t,
+        "seed": 0,
+        **more,
     }
-    return {**base, "batch-size": 0, "stochastic": False, "server-round": t, "seed": 0, **more}
 
 
 def client(store=None, problem=None, domain=L1):
@@ -41,31 +45,13 @@ def kept(one):
     return one.store.load("frank-wolfe", {}, False)
 
 
-def test_two_steps_of_fedfw_plus_by_hand():
-    one, x, y, x_bar = client(), np.full(5, 0.1), np.zeros(5), np.full(5, 0.1)
-    for t in (1, 2):
-        arrays, n, metrics = one.fit([x_bar], numbers("fedfw-plus", t))
-        y += 0.5 * (x - x_bar)
-        g = 2 * A.T @ (A @ x - B) / 4 + 3.0 * (x - x_bar) + y
-        j = int(np.abs(g).argmax())
-        s = np.zeros(5)
-        s[j] = -np.sign(g[j])
-        x = (1 - 2 / (t + 1)) * x + 2 / (t + 1) * s
-        assert (int(arrays[0][0]), float(arrays[1][0])) == (j, s[j])
-        assert (n, metrics) == (8, {"fresh": 1} if t == 1 else {})
-        np.testing.assert_allclose(kept(one)[0], x)
-        np.testing.assert_allclose(kept(one)[1], y)
-        x_bar = RNG.normal(size=5) * 0.1
-
-
 def test_naive_keeps_nothing_and_a_point_travels_where_it_is_asked_for():
     naive = client()
     _, _, metrics = naive.fit([np.zeros(5)], numbers("naive-fw"))
-    assert kept(naive) is None
-    assert metrics == {}
+    assert (kept(naive), metrics) == (None, {})
     one = client()
     arrays, _, _ = one.fit([np.zeros(5)], numbers(resync=True))
-    np.testing.assert_array_equal(arrays[0], kept(one)[0])
+    assert_arrays(arrays, kept(one))
 
 
 def test_the_message_of_the_server_is_not_written_to():
@@ -78,16 +64,6 @@ def test_the_message_of_the_server_is_not_written_to():
     )
 
 
-def test_local_steps_are_steps_with_the_same_x_bar():
-    several, single = client(), client()
-    etas = [1.0, 2 / 3, 0.5]
-    packed, _, _ = several.fit([np.zeros(5)], numbers(etas=etas, lambdas=[1.0] * 3, rhos=[1.0] * 3))
-    for k, eta in enumerate(etas):
-        one, _, _ = single.fit([np.zeros(5)], numbers(t=k + 1, etas=[eta], lambdas=[1.0]))
-        np.testing.assert_array_equal(packed[2 * k : 2 * k + 2], one)
-    np.testing.assert_array_equal(kept(several)[0], kept(single)[0])
-
-
 def test_averaged_gradients():
     """d <- (1 - rho) d + rho g, and the whole sample is the gradient itself."""
     problem = ObjectiveProblem(
@@ -95,12 +71,9 @@ def test_averaged_gradients():
     )
     one = client(problem=problem)
     one.fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2}))
-    first = kept(one)[1]
-    x = kept(one)[0]
+    x, first = kept(one)
     one.fit([np.zeros(5)], numbers(stochastic=True, t=2, rhos=[0.25]))
     np.testing.assert_allclose(kept(one)[1], 0.75 * first + 0.25 * 2 * A.T @ (A @ x - B))
-    draws = [problem.batch_gradient(x, RNG.choice(8, 2, replace=False)) for _ in range(4000)]
-    np.testing.assert_allclose(np.mean(draws, 0), 2 * A.T @ (A @ x - B), atol=1.5)
     with pytest.raises(ValueError, match="LeastSquares has no samples to draw: set batch-size = 0"):
         client().fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2}))
 
@@ -116,8 +89,7 @@ def test_the_last_atom_of_an_iterative_oracle_is_kept():
     assert x.dtype == np.float32
     np.testing.assert_array_equal([*u, *v], np.concatenate(arrays))
     (values, indices), _, metrics = one.fit([np.zeros((6, 5))], {"phase": "evaluate"})
-    np.testing.assert_array_equal(indices, places)
-    assert values.shape == (20,)
+    assert (indices.tolist(), values.shape) == (places.tolist(), (20,))
     assert metrics["distance"] == pytest.approx(np.linalg.norm(x))
 
 
@@ -136,32 +108,23 @@ def test_a_torch_loss_is_a_function_of_one_row():
     problem = TorchProblem(net, data)
     x = np.concatenate([p.detach().numpy().ravel() for p in small_net(1).parameters()])
     gradient = problem.gradient(x)
-    for j in RNG.choice(len(x), 8, replace=False):
-        step = np.zeros(len(x))
-        step[j] = 1e-3
-        slope = (
-            problem.value((x + step).astype(np.float64))
-            - problem.value((x - step).astype(np.float64))
-        ) / 2e-3
-        assert slope == pytest.approx(gradient[j], abs=2e-3)
-    rows = np.arange(problem.num_examples)
-    halves = [problem.batch_gradient(x, part) for part in np.array_split(rows, 2)]
-    np.testing.assert_allclose(np.mean(halves, 0), gradient, atol=1e-6)
+    steps = 1e-3 * np.eye(len(x))
+    slopes = [(problem.value(x + step) - problem.value(x - step)) / 2e-3 for step in steps]
+    np.testing.assert_allclose(gradient, slopes, atol=2e-3)
+    halves = np.array_split(np.arange(problem.num_examples), 2)
+    of_halves = [problem.batch_gradient(x, part) for part in halves]
+    np.testing.assert_allclose(np.mean(of_halves, 0), gradient, atol=1e-6)
     assert set(problem.score(x)) >= {"accuracy", "test-loss"}
 
 
 def test_layers_in_balls_of_their_own():
     """A net whose layers are low rank and sparse learns blobs."""
-    data = blobs(n=150)
-    shapes = [tuple(p.shape) for p in small_net(0).parameters()]
-    balls = (
-        NuclearBall(shapes[0], 6.0),
-        L2Ball(shapes[1], 2.0),
-        L1Ball(shapes[2], 20.0),
-        L2Ball(shapes[3], 2.0),
+    balls = ((NuclearBall, 6.0), (L2Ball, 2.0), (L1Ball, 20.0), (L2Ball, 2.0))
+    parameters = small_net(0).parameters()
+    domain = Product(
+        tuple(ball(tuple(p.shape), r) for p, (ball, r) in zip(parameters, balls, strict=True))
     )
-    domain = Product(balls)
-    one = FedFWClient(TorchProblem(small_net(0), data), domain)
+    one = FedFWClient(TorchProblem(small_net(0), blobs(n=150)), domain)
     x_bar = domain.project(domain.join([p.detach().numpy() for p in small_net(2).parameters()]))
     before = one.problem.value(x_bar)
     for t in range(1, 120):

@@ -4,23 +4,24 @@ model of least training loss, and clusters outlive failures, sampling and a resu
 
 import itertools
 import logging
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import nn
 
 from fedapps.algorithms.contract.personal import IFCASent
 from fedapps.algorithms.personal.clusters import farthest_first, grouped
-from fedapps.clients import ClientData, FedAvgClient, IFCAClient, Split
+from fedapps.clients import ClientData, IFCAClient, Split
 from fedapps.clients.base.evaluation import Objective
-from fedapps.clients.base.store import MessageStore
-from fedapps.strategies import IFCA, FedAvg, IFCAOptions
+from fedapps.strategies import IFCA, IFCAOptions
 from fedapps.strategies.ifca import CLUSTER
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs, Problem
-from tests.helpers import arrays_of, assert_arrays, run_inline, simulate
+from tests.clients.federation import federate
+from tests.helpers import assert_arrays
 
 SLOPES = (3.0, -2.0)  # of the two clusters
 CONFIG = {
@@ -51,9 +52,10 @@ class Lines(Problem):
         },
     )
     num_outputs = 1
+    num_clients = 6
 
-    def __init__(self, drawn=False, num_clients=6):
-        self.drawn, self.num_clients = drawn, num_clients
+    def __init__(self, drawn=False):
+        self.drawn = drawn
 
     def model_fn(self, seed):
         net = nn.Linear(1, 1)
@@ -72,25 +74,22 @@ class Lines(Problem):
         return ClientData(*(Split(x[part], y[part]) for part in np.split(np.arange(30), [18, 24])))
 
 
-def client_of(problem, stores, kind=IFCAClient):
-    return lambda i, _: kind(
-        problem.model_fn,
-        problem.client_data(i, problem.num_clients),
-        i,
-        stores.setdefault(i, MessageStore(RecordDict())),
-        objective=problem.objective,
-    )
+def client_of(i, store=None, problem=None):
+    problem = problem or Lines()
+    data = problem.client_data(i, problem.num_clients)
+    return IFCAClient(problem.model_fn, data, i, store, objective=problem.objective)
 
 
-def played(strategy, problem, rounds, kind=IFCAClient):
-    return simulate(
-        strategy,
-        client_of(problem, {}, kind),
-        problem.num_clients,
-        problem.initial_arrays(),
-        rounds,
-        CONFIG,
-    )
+def played(strategy, rounds, problem=None, start=None, **options):
+    problem = problem or Lines()
+    make = partial(client_of, problem=problem)
+    start = start or problem.initial_arrays()
+    return federate(strategy, make, 6, start, rounds, CONFIG, **options)
+
+
+def slopes_of(arrays, strategy):
+    """Return the slopes of both clusters in order."""
+    return sorted(float(model["weight"][0, 0]) for model in (arrays, strategy.others[1]))
 
 
 @pytest.mark.parametrize("start", ["diverse", "random"])
@@ -102,41 +101,32 @@ def test_one_cluster_is_fedavg_to_the_bit(start):
 @pytest.mark.parametrize(("start", "drawn"), [("diverse", False), ("random", True)])
 def test_two_lines_are_recovered(start, drawn):
     strategy = IFCA(IFCAOptions(start=start))
-    result = played(strategy, Lines(drawn), 15)
-    slopes = [
-        float(arrays_of(result)["weight"][0, 0]),
-        float(strategy.others[1]["weight"][0, 0]),
-    ]
-    assert sorted(slopes) == pytest.approx(sorted(SLOPES), abs=0.1)
-
-
-def test_the_average_cannot_fit_both_lines_and_the_clusters_do():
-    ours = played(IFCA(), Lines(), 15)
-    theirs = played(FedAvg(), Lines(), 15, FedAvgClient)
-    assert ours.evaluate_metrics_clientapp[15]["rmse"] < 0.15
-    assert theirs.evaluate_metrics_clientapp[15]["rmse"] > 2
+    arrays, _, result = played(strategy, 15, Lines(drawn))
+    assert slopes_of(arrays, strategy) == pytest.approx(sorted(SLOPES), abs=0.1)
+    assert result.evaluate_metrics_clientapp[15]["rmse"] < 0.15
 
 
 def test_random_starts_of_a_net_without_a_random_start_are_refused():
-    strategy = IFCA(IFCAOptions(start="random"))
     with pytest.raises(RuntimeError, match="starts at the same point from every seed"):
-        played(strategy, Lines(drawn=False), 3)
+        played(IFCA(IFCAOptions(start="random")), 3)
 
 
-def test_a_client_is_scored_with_the_model_of_least_training_loss():
-    problem = Lines()
+def test_a_client_is_scored_with_the_model_of_least_training_loss_and_exports_it():
     arrays = [np.float32(a) for s in (*SLOPES, 0.5) for a in ([[s]], [0.0])]
     config = IFCASent(3, [0, 1, 2]).to_config() | {"seed": 0}
     for i in range(2):
-        client = client_of(problem, {})(i, None)
+        client = client_of(i)
         # its test samples are of the other line: they must not decide
-        other = problem.client_data(1 - i, 6).test
-        client.data = ClientData(client.data.train, client.data.validation, other)
+        other = Lines().client_data(1 - i, 6).test
+        client.data = replace(client.data, test=other)
         loss, _, metrics = client.evaluate(arrays, config)
         assert metrics["cluster"] == i
         assert loss == pytest.approx(
             float(((SLOPES[i] * other.x[:, 0] - other.y) ** 2).mean()), rel=1e-5
         )
+        # an export is told the first cluster's model only
+        exported, _ = client.personal_state_dict(arrays[:2], {"seed": 0})
+        assert exported["weight"] == SLOPES[i]
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -145,33 +135,23 @@ def test_a_model_without_a_finite_loss_is_nobodys(place):
     models = [good, good]
     models[place] = [np.float32([[np.nan]]), np.float32([0.0])]
     config = IFCASent(2, [0, 1]).to_config() | {"seed": 0}
-    client = client_of(Lines(), {})(0, None)
-    assert client.choose([*models[0], *models[1]], config)[0] == 1 - place
+    assert client_of(0).choose([*models[0], *models[1]], config)[0] == 1 - place
 
 
-def test_a_cluster_that_nobody_chooses_keeps_its_model():
-    strategy = IFCA(IFCAOptions(clusters=2))
-    first = {name: np.full(a.shape, 50.0, a.dtype) for name, a in Lines().initial_arrays().items()}
-    strategy.load_state_dict({CLUSTER.format(1) + name: a for name, a in first.items()})
-    played(strategy, Lines(), 3)
-    assert_arrays(first, strategy.others[1])
-
-
-def test_three_clusters_keep_their_models_apart():
-    problem = Lines()
+def test_clusters_that_nobody_chooses_keep_their_models():
     models = [
-        {name: np.full_like(a, value) for name, a in problem.initial_arrays().items()}
+        {name: np.full_like(a, value) for name, a in Lines().initial_arrays().items()}
         for value in (-50.0, 50.0, 0.0)  # all clients are nearest to the last
     ]
     strategy = IFCA(IFCAOptions(clusters=3))
     strategy.load_state_dict(
         {CLUSTER.format(j) + name: a for j in (1, 2) for name, a in models[j].items()}
     )
-    result = simulate(strategy, client_of(problem, {}), 6, models[0], 1, CONFIG)
-    for name, array in arrays_of(result).items():
-        np.testing.assert_array_equal(array, models[0][name])
-        np.testing.assert_array_equal(strategy.others[1][name], models[1][name])
-        assert not np.array_equal(strategy.others[2][name], models[2][name])
+    arrays, *_ = played(strategy, 3, start=models[0])
+    assert_arrays(arrays, models[0])
+    assert_arrays(strategy.others[1], models[1])
+    for name, array in models[2].items():
+        assert not np.array_equal(strategy.others[2][name], array)
 
 
 @pytest.mark.slow
@@ -181,24 +161,14 @@ def test_it_repeats_resumes_and_survives_failures(options):
 
 
 def test_too_few_replies_are_grouped_later(caplog):
-    from fedapps.clients import to_client_app
-    from fedapps.engines.inline import InlineGrid
-    from fedapps.strategies import ClientGrid
-
-    problem, stores = Lines(), {}
-    make = client_of(problem, stores)
-    app = to_client_app(lambda context: make(int(context.node_config["partition-id"]), context))
     strategy = IFCA(IFCAOptions(clusters=3))
-    grid = ClientGrid(InlineGrid(app, 6), seed=1, clients_per_round=2)
     with caplog.at_level(logging.WARNING, "flwr"):
-        simulate(strategy, make, 6, problem.initial_arrays(), 4, CONFIG, grid=grid)
+        played(strategy, 4, a_round=2)
     assert not strategy.others
     assert "cannot be grouped into ifca.clusters = 3" in caplog.text
     strategy = IFCA()
-    grid = ClientGrid(InlineGrid(app, 6), seed=1, clients_per_round=3)
-    result = simulate(strategy, make, 6, problem.initial_arrays(), 25, CONFIG, grid=grid)
-    slopes = [float(arrays_of(result)["weight"][0, 0]), float(strategy.others[1]["weight"][0, 0])]
-    assert sorted(slopes) == pytest.approx(sorted(SLOPES), abs=0.2)
+    arrays, *_ = played(strategy, 25, a_round=3)
+    assert slopes_of(arrays, strategy) == pytest.approx(sorted(SLOPES), abs=0.2)
 
 
 def test_groups_are_those_of_least_squares():
@@ -235,25 +205,3 @@ def test_every_group_has_a_point_even_of_equal_ones():
     assert sorted(set(grouped(np.zeros((5, 2)), 3).tolist())) == [0, 1, 2]
     with pytest.raises(ValueError, match="3 groups of 2 points"):
         grouped(np.zeros((2, 2)), 3)
-
-
-def test_a_client_is_exported_with_its_clusters_model(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
-    from safetensors.numpy import load_file
-
-    from fedapps.commands.parser import main
-
-    run_inline(
-        tmp_path / "run",
-        "method=ifca",
-        **{"num-rounds": 3, "num-clients": 6, "data.partition": "pathological"},
-    )
-    arrays = []
-    for client in range(6):
-        out = tmp_path / f"{client}.safetensors"
-        assert (
-            main(["export", str(tmp_path / "run"), "--client", str(client), "--out", str(out)]) == 0
-        )
-        arrays.append(load_file(out))
-    name = next(iter(arrays[0]))
-    assert 1 < len({a[name].tobytes() for a in arrays}) <= 2

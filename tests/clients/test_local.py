@@ -5,11 +5,10 @@ sampled method on average.
 import pytest
 
 from fedapps.algorithms.common.steps import Eager
-from fedapps.clients import FedAvgClient, LocalClient, to_client_app
-from fedapps.clients.base.store import MessageStore
-from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, Local
-from tests.helpers import assert_arrays, blobs, simulate, small_net
+from fedapps.clients import FedAvgClient, LocalClient
+from fedapps.strategies import Local
+from tests.clients.federation import federate, initial
+from tests.helpers import assert_arrays, blobs, small_net
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -35,22 +34,19 @@ def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **confi
                 raise RuntimeError("out of reach")
             return super().fit(parameters, given)
 
-    def client(context):
-        i = int(context.node_config["partition-id"])
-        stores[i] = MessageStore(context.state)
-        return Client(small_net, blobs(i), i, stores[i])
+    def make(i, store):
+        stores[i] = store
+        return Client(small_net, blobs(i), i, store)
 
-    grid = ClientGrid(InlineGrid(to_client_app(client), clients), seed=1, clients_per_round=a_round)
-    initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
-    note = lambda _: taken.append([steps_of(store) for store in stores.values()])
-    config = {**TRAIN, **config}
+    def note(_):
+        kept = [store.load("progress", {}, before=False) for store in stores.values()]
+        taken.append([int(progress[0][1]) for progress in kept])
+
     asked = {"callbacks": [note], "evaluate_every": 0}
-    result = simulate(Local(), None, clients, initial, rounds, config, grid=grid, **asked)
+    _, _, result = federate(
+        Local(), make, clients, initial(), rounds, {**TRAIN, **config}, a_round, **asked
+    )
     return stores, result, taken
-
-
-def steps_of(store):
-    return int(store.load("progress", {}, before=False)[0][1])
 
 
 def alone(i, visits, **config):

@@ -16,6 +16,7 @@ from fedapps.algorithms.contract.sent import PartialWork, Sent
 from fedapps.clients import (
     ClientData,
     FedAvgClient,
+    PropFairClient,
     Split,
     TrainOptions,
     WarmStartClient,
@@ -31,7 +32,7 @@ from fedapps.methods import METHODS
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
 from tests.clients.steps.traced import Traced
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 OPTIONS = TrainOptions(0.1, 1.0, 0.9, 0.01, local_epochs=2, batch_size=10)
 TOLD = {**OPTIONS.to_config(), "seed": 7, "server-round": 2}
@@ -70,16 +71,15 @@ def test_a_share_is_the_first_steps_of_the_whole_training(steps, extra):
     one, share = client(), ENDS[steps - 1] / 50
     arrays, number, metrics = one.fit(start(), {**TOLD, "work-share": min(share + extra, 1.0)})
     wanted, loss = after(steps)
-    for array, other in zip(arrays, wanted, strict=True):
-        np.testing.assert_array_equal(array, other)
-    assert metrics["loss"] == loss  # of the samples that were seen
-    assert number == 25  # the usual weight
+    assert_arrays(arrays, wanted)
+    # the loss is that of the samples that were seen, the weight the usual one
+    assert (metrics["loss"], number) == (loss, 25)
     assert (one.came.share, one.came.seconds) == (share, None)
 
 
 def test_at_least_one_step_is_taken():
     arrays, *_ = client().fit(start(), {**TOLD, "work-share": 0.01})
-    np.testing.assert_array_equal(arrays[0], after(1)[0][0])
+    assert_arrays(arrays, after(1)[0])
 
 
 class Hands:
@@ -110,9 +110,8 @@ def test_a_client_with_seconds_stops_before_the_step_that_would_pass_them(
     one = client()
     arrays, _, metrics = one.fit(start(), {**TOLD, "work-seconds": seconds})
     wanted, loss = after(steps)
-    np.testing.assert_array_equal(arrays[0], wanted[0])
-    assert metrics["loss"] == loss
-    assert one.came.share == ENDS[steps - 1] / 50
+    assert_arrays(arrays, wanted)
+    assert (metrics["loss"], one.came.share) == (loss, ENDS[steps - 1] / 50)
     assert one.came.seconds == hands.now - 50.0 <= max(seconds, 2.0)
 
 
@@ -132,25 +131,21 @@ def test_a_client_without_a_request_says_nothing_even_if_it_was_asked_before():
     one.fit(start(), {**TOLD, "work-share": 0.5})
     arrays, *_ = one.fit(start(), TOLD)
     assert one.came is None
-    np.testing.assert_array_equal(arrays[0], after(6)[0][0])
+    assert_arrays(arrays, after(6)[0])
 
 
 def test_compiled_steps_end_at_the_same_place(tmp_path):
-    problem = Blobs((60,))
-    results = []
-    for compiler in (None, Traced(tmp_path)):
-        for key, value in (("work-share", 0.9), ("work-seconds", 1e9)):
-            one = exams.pair("fedavg").client(problem, 0, 1, MessageStore(RecordDict()))
+    # of 72 samples 36 + 20, in a graph of four steps, + 5
+    for key, value, share in (("work-share", 0.9, 61 / 72), ("work-seconds", 1e9, 1.0)):
+        results = []
+        for compiler in (None, Traced(tmp_path)):
+            one = FedAvgClient(small_net, blobs())
             one.compiler = compiler
             told = {**exams.CONFIG, "compile": "on", "batch-size": 5, key: value}
-            arrays, _, metrics = one.fit(get_arrays(problem.model_fn(0)), told)
-            results.append((arrays, metrics["loss"], one.came.share))
-    for eager, compiled in zip(results[:2], results[2:], strict=True):
-        assert eager[2] == compiled[2]
-        assert eager[1] == pytest.approx(compiled[1], rel=1e-5)
-        np.testing.assert_allclose(eager[0][0], compiled[0][0], rtol=2e-4, atol=2e-5)
-    # of 72 samples 36 + 20, in a graph of four steps, + 5
-    assert [share for *_, share in results[:2]] == [61 / 72, 1.0]
+            arrays, _, metrics = one.fit(get_arrays(small_net(0)), told)
+            results.append([*arrays, np.array(metrics["loss"])])
+            assert one.came.share == share
+        assert_arrays(*results, rtol=2e-4, atol=2e-5)
 
 
 ENDS_EARLY = """fedavg fedbuff fedprox fedadam fedyogi fedadagrad aaggff-s aaggff-d afl q-fedavg
@@ -161,8 +156,6 @@ fedala ifca floco fedrod per-fedavg fedavg-distill"""
 def kind_of(method):
     entry = METHODS[method]
     if method == "propfair":
-        from fedapps.clients import PropFairClient
-
         return PropFairClient
     name = None if entry.wrap or entry.client is None else getattr(entry.client_factory, "kind", 0)
     return FedAvgClient if entry.wrap else name and name()
@@ -196,22 +189,17 @@ def count_steps(method, monkeypatch, more):
     return len(counts), one.came
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "fedper", "fedbabu", "apfl", "superfed-mm", "fedala", "ifca",
-               "fedrod", "per-fedavg", "finetune", "propfair"]
-)  # fmt: skip
-def test_a_method_s_client_takes_so_many_steps(method, monkeypatch):
+HEEDING = """fedavg fedprox fedper fedbabu apfl superfed-mm fedala ifca fedrod per-fedavg finetune
+propfair"""
+
+
+@pytest.mark.parametrize("method", [*HEEDING.split(), "ditto", "fedrep", "pfedme", "feddyn"])
+def test_a_method_s_client_takes_so_many_steps_or_does_not_say_so(method, monkeypatch):
     whole, came = count_steps(method, monkeypatch, {})
     assert came is None
-    assert whole % 2 == 0
     part, came = count_steps(method, monkeypatch, {"work-share": 0.5})
-    assert (part, came.share) == (whole // 2, 0.5)
-
-
-@pytest.mark.parametrize("method", ["ditto", "fedrep", "pfedme", "feddyn"])
-def test_others_do_not_heed_it_and_do_not_say_so(method, monkeypatch):
-    whole, _ = count_steps(method, monkeypatch, {})
-    assert count_steps(method, monkeypatch, {"work-share": 0.5}) == (whole, None)
+    heeds = method in HEEDING.split()
+    assert (part, came and came.share) == ((whole / 2, 0.5) if heeds else (whole, None))
 
 
 def test_the_reply_says_how_far_it_came_also_of_a_half_of_a_warm_start():

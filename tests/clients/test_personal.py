@@ -3,11 +3,12 @@ reductions, what stays with the client.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedapps.algorithms.contract.personal import DITTO_MUS
 from fedapps.clients import (
@@ -20,14 +21,11 @@ from fedapps.clients import (
     PFedMeClient,
     ScaffoldClient,
     SuPerFedClient,
-    to_client_app,
 )
 from fedapps.clients.base.store import MessageStore
-from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
     APFL,
     APFLOptions,
-    ClientGrid,
     Ditto,
     DittoOptions,
     FedAvg,
@@ -42,15 +40,9 @@ from fedapps.strategies import (
     SuPerFed,
     SuPerFedOptions,
 )
-from tests.helpers import (
-    arrays_in,
-    arrays_of,
-    assert_arrays,
-    blobs,
-    exchanged,
-    simulate,
-    small_net,
-)
+from tests.clients import federation
+from tests.clients.federation import federate, headed, initial, shifted
+from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, small_net
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
@@ -65,32 +57,14 @@ TRAIN = {
 }
 
 
-def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
+def run_quadratics(strategy, kind, rounds, epochs, a_round=None, **config):
     """Return the final w, and the clients' stores."""
-    stores = {}
-
-    def client(i, context):
-        stores[i] = MessageStore(context.state)
-        return quadratic(kind, i, stores[i])
-
+    make, start = partial(quadratic, kind), {"w": np.float32([5.0])}
     settings = {**CONFIG, "local-epochs": epochs, **config}
-    wrap = grid and (lambda app: ClientGrid(InlineGrid(app, 2), seed=1, clients_per_round=1))
-    inner = (
-        wrap(to_client_app(lambda c: client(int(c.node_config["partition-id"]), c)))
-        if wrap
-        else None
+    arrays, stores, _ = federate(
+        strategy, make, 2, start, rounds, settings, a_round, evaluate_every=0
     )
-    result = simulate(
-        strategy,
-        client,
-        2,
-        {"w": np.float32([5.0])},
-        rounds,
-        settings,
-        grid=inner,
-        evaluate_every=0,
-    )
-    return arrays_of(result)["w"][0], stores
+    return arrays["w"][0], stores
 
 
 # --- SCAFFOLD -------------------------------------------------------------------------
@@ -112,7 +86,7 @@ def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
 def test_scaffold_reaches_the_optimum_with_one_client_a_round():
     strategy = Scaffold()
     config = {"learning-rate": 0.08}
-    server_model, _ = run_quadratics(strategy, ScaffoldClient, 150, 5, grid=True, **config)
+    server_model, _ = run_quadratics(strategy, ScaffoldClient, 150, 5, a_round=1, **config)
     assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     assert strategy.c["w"] == pytest.approx(0.0, abs=1e-3)  # the mean gradient at the optimum
 
@@ -121,7 +95,7 @@ def test_scaffold_reaches_the_optimum_with_one_client_a_round():
 def test_c_is_the_mean_of_all_clients_variates_though_one_takes_part(rounds):
     """Whatever the server's step."""
     strategy = Scaffold(ScaffoldOptions(0.5))
-    _, stores = run_quadratics(strategy, ScaffoldClient, rounds, 5, grid=True)
+    _, stores = run_quadratics(strategy, ScaffoldClient, rounds, 5, a_round=1)
     own = [store.load("control", {}, before=False) or [np.zeros(1)] for store in stores.values()]
     assert strategy.c["w"] == pytest.approx(sum(c[0] for c in own) / 2, rel=1e-5)
     assert abs(strategy.c["w"]) > 0.1
@@ -135,7 +109,39 @@ def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
     assert half == pytest.approx((5 + one) / 2)
 
 
+@pytest.mark.parametrize(("rate", "heard"), [(0.19, 0), (0.21, 1)])
+def test_scaffold_says_once_that_its_control_variates_grow(rate, heard, caplog):
+    """The local steps of the second client diverge above 0.2."""
+    run_quadratics(Scaffold(), ScaffoldClient, 30, 4, **{"learning-rate": rate})
+    assert caplog.text.count("SCAFFOLD's control variates are") == heard
+
+
+def test_one_client_whose_control_variate_grows_is_enough(caplog):
+    """With Lightning at rate 0.05 one of ten grew by 30 before the model was lost; the
+    median grew by 3.
+    """
+    strategy = Scaffold()
+    strategy.c = {"w": np.zeros(1)}
+    for number, sizes in enumerate([(1, 2), (1, 19), (1, 21), (1, 40)], 1):
+        replies = [ArrayRecord({"control.w": Array(np.array([float(s)]))}) for s in sizes]
+        strategy._watch(number, replies)
+    (line,) = caplog.messages
+    assert line.startswith("round 3: SCAFFOLD's control variates are up to 10 times")
+
+
 # --- fixed points of personal models --------------------------------------------------
+
+
+def test_local_clients_reach_their_own_optima_and_send_nothing(monkeypatch):
+    """A training message brings no array to a client, and its reply none to the
+    server.
+    """
+    seen = exchanged(monkeypatch)
+    server_model, stores = run_quadratics(Local(), LocalClient, 60, 20)
+    for i in range(2):
+        assert stores[i].load("model", {}, before=False)[0][0] == pytest.approx(TARGET[i], abs=1e-4)
+    assert server_model == 5.0  # stays what it was
+    assert [arrays_in(*both) for kind, *both in seen if kind == "train"] == [[]] * 2 * 60
 
 
 @pytest.mark.parametrize("mu", [0.5, 5.0])
@@ -171,17 +177,6 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta, rounds):
         )
 
 
-def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    server_model, stores = run_quadratics(
-        APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1}
-    )
-    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
-    for i, t in enumerate(TARGET):
-        v, alpha = stores[i].load("apfl", {}, before=False)
-        assert alpha[0] == 0.5
-        assert 0.5 * v[0] + 0.5 * server_model == pytest.approx(t, abs=1e-3)
-
-
 @pytest.mark.parametrize("steps", [1, 4])
 def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
     """The first step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is
@@ -189,8 +184,7 @@ def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
     """
     store = MessageStore(RecordDict())
     store.save("apfl", [np.float32([3.0]), np.array([0.5])], {})
-    client = quadratic(APFLClient, 1, store)
-    client.fit(
+    quadratic(APFLClient, 1, store).fit(
         [np.float32([5.0])],
         {
             **CONFIG,
@@ -209,39 +203,16 @@ def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
 # --- reductions, on a net -------------------------------------------------------------
 
 
-def data_of(i):
-    return blobs(i, shift=0.2 * i)
+train_nets = partial(federation.train_nets, config=TRAIN)
 
 
 def with_validation(i):
     """The first client has none, the third some with other labels, which a strong pull
     suits.
     """
-    own = data_of(i)
+    own = shifted(i)
     other = blobs(i + 20, n=200 - 80 * i).train if i else own.train
     return replace(own, validation=replace(other, y=(other.y + 1) % 3) if i == 2 else other)
-
-
-def train_nets(strategy, kind, rounds=3, head=("3.",), data=data_of):
-    """Return the final arrays of the run and what the clients keep."""
-    stores = {}
-
-    def net(seed):
-        model = small_net(seed)
-        model.head = head
-        return model
-
-    def client(i, context):
-        stores[i] = MessageStore(context.state)
-        return kind(net, data(i), i, stores[i])
-
-    initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
-    result = simulate(strategy, client, 3, initial, rounds, TRAIN)
-    return arrays_of(result), stores, result
-
-
-def assert_equal(a, b):
-    assert_arrays(a, b)
 
 
 def test_the_global_models_of_ditto_and_apfl_are_fedavgs():
@@ -251,14 +222,14 @@ def test_the_global_models_of_ditto_and_apfl_are_fedavgs():
         (APFL(), APFLClient),
         (APFL(APFLOptions(0.0)), APFLClient),
     ):
-        assert_equal(train_nets(strategy, kind)[0].values(), want.values())
+        assert_arrays(train_nets(strategy, kind)[0], want)
 
 
 def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(monkeypatch):
     """Local starts from the run's initialisation, which all these clients receive in
     the first round.
     """
-    start = [t.numpy() for t in small_net(11).state_dict().values()]
+    start = list(initial().values())
     monkeypatch.setattr(LocalClient, "fresh_arrays", lambda self, *_, **__: start)
     monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
     _, local, _ = train_nets(Local(), LocalClient)
@@ -266,33 +237,18 @@ def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(mo
     _, apfl, _ = train_nets(APFL(APFLOptions(1.0)), APFLClient)
     for i in range(3):
         want = local[i].load("model", {}, before=False)
-        assert_equal(ditto[i].load("ditto", {}, before=False), want)
-        assert_equal(apfl[i].load("apfl", {}, before=False)[:-1], want)
+        assert_arrays(ditto[i].load("ditto", {}, before=False), want)
+        assert_arrays(apfl[i].load("apfl", {}, before=False)[:-1], want)
 
 
 def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
-    data = blobs(1)
-    sent = [t.numpy() for t in small_net(4).state_dict().values()]
+    data, sent = blobs(1), list(initial(seed=4).values())
     want = FedAvgClient(small_net, data).evaluate(sent, TRAIN)[2]
+    config = {**TRAIN, "apfl-alpha": 0.25, "ditto-mu": 1.0, "ditto-epochs": 1}
     for kind in (DittoClient, PFedMeClient, APFLClient):
-        config = {**TRAIN, "apfl-alpha": 0.25, "ditto-mu": 1.0, "ditto-epochs": 1}
         metrics = kind(small_net, data).evaluate(sent, config)[2]
         assert metrics["accuracy"] == metrics["global-accuracy"] == want["accuracy"]
         assert metrics["loss"] == pytest.approx(want["loss"], rel=1e-6)
-
-
-def test_the_personal_model_is_what_is_scored():
-    _, stores, _ = train_nets(Ditto(DittoOptions(0.1, 3)), DittoClient)
-    own = stores[1].load("ditto", {}, before=False)
-    client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
-    sent = [t.numpy() for t in small_net(4).state_dict().values()]
-    metrics = client.evaluate(sent, {**TRAIN, "ditto-mu": 0.1, "ditto-epochs": 3})[2]
-    assert metrics["loss"] == pytest.approx(
-        FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0]
-    )
-    assert metrics["global-loss"] == pytest.approx(
-        FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0]
-    )
 
 
 def test_ditto_trains_a_model_with_every_mu_and_is_scored_with_the_chosen_one():
@@ -313,7 +269,7 @@ def test_ditto_trains_a_model_with_every_mu_and_is_scored_with_the_chosen_one():
         losses.append([])
         for mu, alone in zip(DITTO_MUS, of_mu, strict=True):
             v = stores[i].load(f"ditto-{mu:g}", {}, before=False)
-            assert_equal(v, alone[i].load("ditto", {}, before=False))
+            assert_arrays(v, alone[i].load("ditto", {}, before=False))
             losses[i].append(tested.evaluate(v, TRAIN)[0])
     curves = np.array(losses[1:]) - np.mean(losses[1:], axis=1, keepdims=True)
     samples = np.array([len(with_validation(i).validation) for i in (1, 2)])
@@ -384,32 +340,14 @@ def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
     make, kind, head_travels = PARTIAL[name]
     exchanges = exchanged(monkeypatch)
     final, stores, result = train_nets(make(), kind)
-    seen = [array_name for _, *both in exchanges for array_name, _ in arrays_in(*both)]
-    assert set(seen) == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
-    start = small_net(11).state_dict()
+    seen = {array_name for _, *both in exchanges for array_name, _ in arrays_in(*both)}
+    assert seen == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
     # the run's model keeps, of what stays with clients, what it started with
-    for array_name, values in final.items():
-        assert np.array_equal(values, start[array_name].numpy()) == (array_name not in seen)
+    for array_name, values in initial().items():
+        assert np.array_equal(values, final[array_name]) == (array_name not in seen)
     kept = [stores[i].load("private", {}, before=False) for i in range(3)]
     assert not np.array_equal(kept[0][0], kept[1][0])
     assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.5
-
-
-def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
-    """With a head that no model has, everything is shared. The server rejects such a
-    head, so the test disables that check.
-    """
-    want, _, _ = train_nets(FedAvg(), FedAvgClient)
-
-    class Everything(PartialSharing):
-        def shared(self, arrays):
-            return arrays
-
-    server_model, stores, _ = train_nets(
-        Everything(["none."], "body"), PartialClient, head=("none.",)
-    )
-    assert_equal(server_model.values(), want.values())
-    assert stores[0].load("private", {}, before=False) == []
 
 
 def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):
@@ -427,7 +365,6 @@ def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):
 
     train_nets(FedRep(["3."]), Watched, rounds=1)
     assert phases == [{"3.weight", "3.bias"}, {"1.weight", "1.bias"}] * 3
-    assert all(p.requires_grad for p in small_net(0).parameters())
 
 
 def test_a_model_without_the_parts_is_refused():
@@ -441,8 +378,8 @@ def test_a_model_without_the_parts_is_refused():
 
 
 def test_what_another_architecture_left_is_refused_and_not_overwritten():
-    wide = [t.numpy() for t in small_net(0, hidden=9).state_dict().values()]
-    sent = [t.numpy() for t in small_net(0).state_dict().values()]
+    wide = list(initial(partial(small_net, hidden=9)).values())
+    sent = list(initial().values())
     config = {
         **TRAIN,
         "ditto-mu": 1.0,
@@ -450,9 +387,13 @@ def test_what_another_architecture_left_is_refused_and_not_overwritten():
         "apfl-alpha": 0.3,
         "apfl-adaptive": False,
         "share": "body",
+        "pfedme-lambda": 15.0,
+        "pfedme-inner-steps": 5,
+        "pfedme-rate": 0.0,
+        "superfed-mixing": "model",
     }
-    config |= {"pfedme-lambda": 15.0, "pfedme-inner-steps": 5, "pfedme-rate": 0.0}
     for kind, name, left in (
+        (SuPerFedClient, "personal", wide),
         (DittoClient, "ditto", wide),
         (APFLClient, "apfl", wide),
         (PFedMeClient, "pfedme", wide),
@@ -460,10 +401,9 @@ def test_what_another_architecture_left_is_refused_and_not_overwritten():
         (PartialClient, "private", wide),
         (PartialClient, "private", wide[2:]),
     ):
-        client = kind(small_net, blobs())
-        client.model.head = ("3.",)
+        client = kind(headed(), blobs())
         client.store.save(name, left, {})
         arrays = {"control": sent + sent, "private": sent[:2]}.get(name, sent)
-        with pytest.raises(ValueError, match="architecture"):
+        with pytest.raises(ValueError, match=r"^client 0.* architecture"):
             client.fit(arrays, config)
-        assert_equal(client.store.load(name, {}, before=False), left)
+        assert_arrays(client.store.load(name, {}, before=False), left)

@@ -4,6 +4,7 @@ the client.
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fedapps.clients import FedAvgClient, FedProxClient, SuPerFedClient, to_clie
 from fedapps.clients.base.evaluation import Objective
 from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import FedAvg, SuPerFed, SuPerFedOptions
+from fedapps.strategies import ClientGrid, FedAvg, SuPerFed, SuPerFedOptions
 from fedapps.strategies.superfed import collected
 from tests.helpers import EchoClient, arrays_of, assert_arrays, blobs, simulate, small_net
 
@@ -27,22 +28,19 @@ def superfed(i, _, kind=SuPerFedClient):
     return kind(small_net, blobs(seed=i, shift=i), i)
 
 
-def fedavg():
-    return arrays_of(
-        simulate(
-            FedAvg(),
-            lambda i, _: FedAvgClient(small_net, blobs(seed=i, shift=i), i),
-            3,
-            INITIAL,
-            4,
-            CONFIG,
-        )
-    )
+def run(strategy, kind=SuPerFedClient, rounds=4, **options):
+    make = partial(superfed, kind=kind)
+    return simulate(strategy, make, 3, INITIAL, rounds, CONFIG, **options)
 
 
-class AtZero(SuPerFedClient):
-    def lambda_source(self, config, num_layers):
-        return lambda: [0.0] * num_layers
+def always(*lambdas):
+    """Return a class of clients that draw these lambdas."""
+
+    class Always(SuPerFedClient):
+        def lambda_source(self, config, num_layers):
+            return lambda: lambdas[:1] * num_layers if len(lambdas) == 1 else lambdas
+
+    return Always
 
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
@@ -50,11 +48,8 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
     """start = 1: never mixes. start = 0: the mixing code itself, with every lambda
     drawn as 0.
     """
-    strategy = SuPerFed(SuPerFedOptions.printed(mu=0.0, nu=0.0, start=start))
-    result = arrays_of(
-        simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
-    )
-    assert_arrays(fedavg(), result)
+    result = run(SuPerFed(SuPerFedOptions.printed(mu=0.0, nu=0.0, start=start)), always(0.0))
+    assert_arrays(arrays_of(run(FedAvg(), FedAvgClient)), arrays_of(result))
 
 
 LAMBDAS = {
@@ -73,29 +68,19 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
     anew; the scale is of the loss alone.
     """
     mu, nu, rate = 0.7, 1.3, 0.05
-
-    class Fixed(SuPerFedClient):
-        def lambda_source(self, config, num_layers):
-            assert num_layers == 2
-            return lambda: lambdas
-
-    data = blobs(seed=1)
-    options = {
+    config = {
         "learning-rate": rate,
+        "lr-decay": 1.0,
         "momentum": momentum,
         "weight-decay": 0.01,
         "local-epochs": 2,
         "batch-size": 14,
-    }
-    config = {
-        **options,
         "proximal-mu": mu,
         "superfed-nu": nu,
         "superfed-mixing": "layer",
-        "lr-decay": 1.0,
+        "superfed-step-scale": scale,
     }
-    config |= {"superfed-step-scale": scale}
-    client = Fixed(small_net, data, 4)
+    client = always(*lambdas)(small_net, blobs(seed=1), 4)
     sent, net = get_arrays(small_net(5)), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
     own = client.fresh_arrays("personal", config, own=True)
@@ -105,9 +90,8 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
     }
     weight = {name: lambdas[0] if name.startswith("1.") else lambdas[1] for name in names}
     for server_round in (1, 2):
-        received, _, _ = client.fit(
-            [a.copy() for a in sent], {**config, "server-round": server_round}
-        )
+        now = {**config, "server-round": server_round}
+        received, _, _ = client.fit([a.copy() for a in sent], now)
         start = {
             name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)
         }
@@ -115,9 +99,7 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
         optimiser = torch.optim.SGD(
             [*f.values(), *p.values()], lr=rate, momentum=momentum, weight_decay=0.01
         )
-        for x, y in client.batches(
-            TrainOptions.from_config(config), {**config, "server-round": server_round}
-        ):
+        for x, y in client.batches(TrainOptions.from_config(config), now):
             mixed = {name: (1 - weight[name]) * f[name] + weight[name] * p[name] for name in names}
             flat_f, flat_p = (torch.cat([t.reshape(-1) for t in side.values()]) for side in (f, p))
             prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
@@ -131,11 +113,8 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
         sent = [a + np.float32(0.01) for a in received]
 
 
-def test_before_the_start_round_nothing_is_mixed():
+def test_before_mixing_no_personal_model_is_made():
     client = SuPerFedClient(small_net, blobs(), 0)
-    strategy = SuPerFed(SuPerFedOptions(start=0.5))
-    mixing = [strategy.train_options(t, 4)["superfed-mixing"] for t in (1, 2, 3, 4)]
-    assert mixing == ["none", "none", "model", "model"]
     client.fit(list(INITIAL.values()), {**CONFIG, "superfed-mixing": "none"})
     assert client.store.load("personal", CONFIG, before=False) is None
 
@@ -144,25 +123,22 @@ def test_evaluation_chooses_lambda_on_validation_only():
     """Two models right on opposite labels: validation prefers one end, the test set the
     other.
     """
-    data = blobs(seed=2, n=200)
-    sent = get_arrays(train_net(data.train))
-    client = SuPerFedClient(small_net, data, 0)
-    client.store.save("personal", get_arrays(small_net(77)), {"server-round": 1})
-    _, n, metrics = client.evaluate(sent, {"server-round": 1})
-    assert n == len(data.test)
-    assert metrics["lambda-grid"][0] == 0
-    assert metrics["lambda-grid"][-1] == 1
-    assert metrics["accuracy"] == metrics["lambda-accuracy"][round(metrics["lambda"] * 10)]
-    assert metrics["global-accuracy"] == metrics["lambda-accuracy"][0]
-    assert metrics["half-accuracy"] == metrics["lambda-accuracy"][5]
-    assert metrics["oracle-accuracy"] == max(metrics["lambda-accuracy"])
-    flipped = SuPerFedClient(
-        small_net,
-        type(data)(data.train, type(data.test)(data.test.x, 2 - data.test.y), data.test),
-        0,
+    client, data = lambda_client()
+    sent, _, _ = FedAvgClient(small_net, data).fit(
+        get_arrays(small_net(9)), {"learning-rate": 0.1, "local-epochs": 20}
     )
-    flipped.store = client.store
-    _, _, other = flipped.evaluate(sent, {"server-round": 1})
+    _, n, metrics = client.evaluate(sent, CONFIG)
+    assert n == len(data.test)
+    curve = metrics["lambda-accuracy"]
+    assert metrics["lambda-grid"][::10] == [0, 1]
+    assert {name: metrics[f"{name}accuracy"] for name in ("", "global-", "half-", "oracle-")} == {
+        "": curve[round(metrics["lambda"] * 10)],
+        "global-": curve[0],
+        "half-": curve[5],
+        "oracle-": max(curve),
+    }
+    client.data = replace(data, validation=replace(data.test, y=2 - data.test.y))
+    _, _, other = client.evaluate(sent, CONFIG)
     assert other["lambda"] != metrics["lambda"]  # the choice follows validation labels
     assert other["lambda-accuracy"] == metrics["lambda-accuracy"]  # the scores are the test set's
 
@@ -195,32 +171,13 @@ def test_lambda_is_chosen_by_loss_then_accuracy_on_validation(accuracies, losses
     assert len(calls) == 11
 
 
-def train_net(split):
-    net = small_net(9)
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.05)
-    for _ in range(60):
-        optimiser.zero_grad()
-        functional.cross_entropy(net(split.x), split.y).backward()
-        optimiser.step()
-    return net
-
-
-def test_state_of_another_architecture_is_refused():
-    client = SuPerFedClient(small_net, blobs(), 6)
-    client.store.save("personal", [np.zeros((2, 2), np.float32)], {"server-round": 1})
-    with pytest.raises(
-        ValueError, match="client 6 has stored a personal model of another architecture"
-    ):
-        client.evaluate(list(INITIAL.values()), {"server-round": 1})
-
-
 def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatch):
-    client = superfed(0, None)
-    parameters = [array + 0.1 for array in INITIAL.values()]
-    loss, count, metrics = client.evaluate(parameters, CONFIG)
+    client, parameters = superfed(0, None), [array + 0.1 for array in INITIAL.values()]
+    _, count, metrics = client.evaluate(parameters, CONFIG)
     monkeypatch.setattr("fedapps.clients.superfed.SharedFirstLayer.of", lambda *_: None)
-    assert (pytest.approx(loss, abs=1e-6), count) == client.evaluate(parameters, CONFIG)[:2]
-    for name, value in client.evaluate(parameters, CONFIG)[2].items():
+    _, other, wanted = client.evaluate(parameters, CONFIG)
+    assert count == other
+    for name, value in wanted.items():
         assert metrics[name] == pytest.approx(value, abs=1e-6), name
 
 
@@ -241,8 +198,6 @@ def test_one_lambda_for_all_is_chosen_on_validation_and_scored_on_test():
         {},
         {**few, "lambda-accuracy": [0.9]},
         {**few, "lambda-validation-loss": [0.0, float("nan"), 0.0]},
-    ]
-    strange += [
         {**few, "validation-samples": -5},
         {**few, "lambda-grid": 3.0},
         {**few, "validation-samples": [1]},
@@ -259,10 +214,8 @@ def one_for_all(metrics):
 
 def test_a_run_reports_it():
     strategy = SuPerFed(SuPerFedOptions(start=0.0))
-    result = simulate(strategy, superfed, 3, INITIAL, 2, CONFIG)
-    last = result.evaluate_metrics_clientapp[2]
+    last = run(strategy, rounds=2).evaluate_metrics_clientapp[2]
     assert last["pooled-accuracy"] == strategy.own_measures["pooled-accuracy"]
-    assert last["pooled-lambda"] in last["lambda-grid"]
     # equal test sets
     assert last["pooled-accuracy"] == pytest.approx(
         last["lambda-accuracy"][round(10 * last["pooled-lambda"])]
@@ -295,12 +248,10 @@ def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent()
     assert reported["accuracy"] == alone["lambda-accuracy"][round(10 * other)]
     tensors, metrics = client.personal_state_dict(sent, {**CONFIG, "superfed-lambda": other})
     assert metrics == reported
-    net = small_net(0)
-    net.load_state_dict(tensors)
-    with torch.no_grad():
-        assert float((net(data.test.x).argmax(1) == data.test.y).float().mean()) == pytest.approx(
-            reported["accuracy"]
-        )
+    _, _, scores = FedAvgClient(small_net, data).evaluate(
+        [t.numpy() for t in tensors.values()], CONFIG
+    )
+    assert scores["accuracy"] == reported["accuracy"]
 
 
 @pytest.mark.parametrize(("end", "place"), [(0.0, 11), (1.0, 12)])
@@ -313,19 +264,17 @@ def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place):
     start = sent if end == 0 else get_arrays(small_net(77))
     other = FedProxClient(small_net, data, 0)
     trained, _, _ = other.fit(start, {**CONFIG, "local-epochs": 3})
-    loss, _, _ = FedProxClient(small_net, replace(data, test=data.validation), 0).evaluate(
-        trained, CONFIG
-    )
-    assert asked["candidate-losses"][place] == pytest.approx(loss, rel=1e-5)
     config = {**CONFIG, "superfed-lambda": end, "superfed-tune": 3}
     loss, _, reported = client.evaluate(sent, config)
     assert loss == pytest.approx(other.evaluate(trained, CONFIG)[0], rel=1e-5)
+    other.data = replace(data, test=data.validation)
+    loss, _, _ = other.evaluate(trained, CONFIG)
+    assert asked["candidate-losses"][place] == pytest.approx(loss, rel=1e-5)
     assert (reported["lambda"], reported["tuned-epochs"]) == (end, 3)
     tensors, metrics = client.personal_state_dict(sent, config)
     assert metrics == reported
     assert_arrays(tensors.values(), trained, rtol=0.0001, atol=1e-06)
-    kept = client.store.load("personal", CONFIG, before=False)
-    np.testing.assert_array_equal(kept[0], get_arrays(small_net(77))[0])
+    assert_arrays(client.store.load("personal", CONFIG, False), get_arrays(small_net(77)))
 
 
 @pytest.mark.parametrize("choice", ["own", "shrunk", "shared"])
@@ -341,15 +290,14 @@ def test_the_server_chooses_lambda_by_the_curves_of_this_evaluation(choice):
                 chosen[self.client_id] = reply[2]["lambda"]
             return reply
 
-    clients = [superfed(i, None, Spy) for i in range(3)]
     strategy = SuPerFed(SuPerFedOptions(start=0.0, init="own", lambda_choice=choice, tune=0))
-    simulate(strategy, lambda i, _: clients[i], 3, INITIAL, 2, CONFIG, evaluate_every=0)
-    weights = {i: len(clients[i].data.validation) for i in curves}
+    run(strategy, Spy, 2, evaluate_every=0)
+    samples = len(blobs().validation)  # of each
     centred = {i: curve - curve.mean() for i, curve in curves.items()}
-    pooled = sum(weights[i] * centred[i] for i in curves) / sum(weights.values())
+    pooled = sum(centred.values()) / 3
     k = {"own": 0.0, "shrunk": 12.0, "shared": 1e12}[choice]
     for i, curve in centred.items():
-        mixed = (weights[i] * curve + k * pooled) / (weights[i] + k)
+        mixed = (samples * curve + k * pooled) / (samples + k)
         assert chosen[i] == pytest.approx(int(mixed.argmin()) / 10), i
 
 
@@ -360,31 +308,24 @@ def test_with_init_global_theta_l_starts_at_what_is_received():
     """One step at lambda = 1 from there: theta_f stays, theta_l has taken FedAvg's
     step; cos^2 = 1 has no gradient.
     """
-
-    class AtOne(SuPerFedClient):
-        def lambda_source(self, config, num_layers):
-            return lambda: [1.0] * num_layers
-
-    data = blobs(seed=1)
     config = {
         **CONFIG,
         "local-epochs": 1,
         "batch-size": 100,
         "momentum": 0.0,
+        "weight-decay": 0.0,
         "superfed-mixing": "model",
         "superfed-init": "global",
+        "superfed-nu": 1.0,
     }
-    sent, client = get_arrays(small_net(5)), AtOne(small_net, data, 4)
-    received, _, _ = client.fit(sent, {**config, "superfed-nu": 1.0, "weight-decay": 0.0})
-    want, _, _ = FedAvgClient(small_net, data, 4).fit(sent, {**config, "weight-decay": 0.0})
+    sent, client = get_arrays(small_net(5)), always(1.0)(small_net, blobs(seed=1), 4)
+    received, _, _ = client.fit(sent, config)
+    want, _, _ = FedAvgClient(small_net, blobs(seed=1), 4).fit(sent, config)
     assert_arrays(received, sent, atol=1e-07)
-    assert_arrays(
-        client.store.load("personal", config, before=False), want, rtol=0.0001, atol=1e-06
-    )
-    again = {**config, "server-round": 2}
-    kept = client.store.load("personal", again, before=True)
+    kept = client.store.load("personal", config, before=False)
+    assert_arrays(kept, want, rtol=0.0001, atol=1e-06)
     # the second round goes on from there
-    assert client.kept(again, before=True)[0].numpy() == pytest.approx(kept[0])
+    assert_arrays(client.kept({**config, "server-round": 2}, before=True), kept)
 
 
 MIXED = {
@@ -403,45 +344,35 @@ def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
     data, sent = blobs(seed=3, n=200), get_arrays(small_net(5))
     late, other = SuPerFedClient(small_net, data, 4), SuPerFedClient(small_net, data, 4)
     other.fit(sent, {**MIXED, "local-epochs": 1})
-    want = other.evaluate(sent, MIXED)[2]
-    metrics = late.evaluate(sent, MIXED)[2]
-    assert metrics == want
+    metrics, again, want = (one.evaluate(sent, MIXED)[2] for one in (late, late, other))
+    assert metrics == again == want
     assert late.store.load("personal", MIXED, before=False) is None
-    assert late.evaluate(sent, MIXED)[2] == metrics
     within = {**MIXED, "superfed-lambda": 0.3}  # where theta_f counts
-    tensors, _ = late.personal_state_dict(sent, within)
-    expected, _ = other.personal_state_dict(sent, within)
-    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert_arrays(*(one.personal_state_dict(sent, within)[0] for one in (late, other)))
     without = late.evaluate(sent, {**MIXED, "superfed-catch-up": 0})[2]
     assert metrics["lambda-loss"][-1] < without["lambda-loss"][-1]
     assert metrics["lambda-loss"][0] == without["lambda-loss"][0]  # theta_f is the received one
     before = late.evaluate(sent, {**MIXED, "superfed-mixing": "none"})[2]
     assert before["lambda-loss"] == without["lambda-loss"]
-    late.fit(sent, {**MIXED, "server-round": 8})
-    trained = late.store.load("personal", {**MIXED, "server-round": 8}, before=False)
-    assert trained is not None
 
 
 def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
     """Two of four clients a round: half a draw each. The state of a checkpoint holds
     the count.
     """
-    from fedapps.strategies.base.client_grid import ClientGrid
 
     def mixings(options, rounds=8, strategy=None, first=1):
         messages = []
 
         class Told(EchoClient):
-            def fit(self, parameters, config):
-                messages.append((config["server-round"], config["superfed-mixing"]))
-                return super().fit(parameters, config)
-
             def evaluate(self, parameters, config):
-                messages.append((config["server-round"], config["superfed-mixing"]))
+                self.heard(config)
                 return super().evaluate(parameters, config)
 
+        heard = lambda config: messages.append((config["server-round"], config["superfed-mixing"]))
         strategy = strategy or SuPerFed(options)
-        grid = ClientGrid(InlineGrid(to_client_app(lambda _: Told(0)), 4), clients_per_round=2)
+        app = to_client_app(lambda _: Told(0, heard=heard))
+        grid = ClientGrid(InlineGrid(app, 4), clients_per_round=2)
         simulate(strategy, None, 4, INITIAL, rounds, CONFIG, grid=grid, first_round=first)
         # training and evaluation of a round receive the same
         assert len(set(messages)) == rounds - first + 1

@@ -1,10 +1,11 @@
-"""Which model a client is scored with, and what APFL and SCAFFOLD compute under
+"""Which model a client is scored with, and what APFL, SCAFFOLD and pFedMe compute under
 momentum and with partial batches.
 """
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -13,12 +14,14 @@ from fedapps.clients import (
     ClientData,
     FedAvgClient,
     LocalClient,
+    PFedMeClient,
     ScaffoldClient,
     Split,
     SuPerFedClient,
 )
 from fedapps.clients.base.evaluation import score
 from fedapps.clients.base.training import TrainOptions, get_arrays
+from fedapps.clients.pfedme import repeated
 from tests.helpers import assert_arrays, blobs, small_net
 from tests.quadratics import Scalar
 
@@ -33,8 +36,8 @@ CONFIG = {
 }
 
 
-def scores_of(arrays, data):
-    loss, _, metrics = FedAvgClient(small_net, data).evaluate(arrays, CONFIG)
+def scores_of(arrays, data, build=small_net):
+    loss, _, metrics = FedAvgClient(build, data).evaluate(arrays, CONFIG)
     return loss, metrics["accuracy"]
 
 
@@ -42,16 +45,16 @@ def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
     data, w, v = blobs(1, n=200), get_arrays(small_net(1)), get_arrays(small_net(2))
     client = APFLClient(small_net, data)
     client.store.save("apfl", [*v, np.array([0.2])], CONFIG)
-    loss, _, metrics = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
-    want = scores_of([0.2 * b + 0.8 * a for a, b in zip(w, v, strict=True)], data)
-    other = scores_of([0.8 * b + 0.2 * a for a, b in zip(w, v, strict=True)], data)
-    assert (loss, metrics["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
+    _, _, metrics = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
+    want, other = (
+        scores_of([(1 - alpha) * a + alpha * b for a, b in zip(w, v, strict=True)], data)
+        for alpha in (0.2, 0.8)
+    )
+    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(want, abs=1e-6)
     assert abs(want[0] - other[0]) > 0.01
     assert metrics["apfl-alpha"] == 0.2
-    assert (metrics["global-loss"], metrics["global-accuracy"]) == (
-        pytest.approx(scores_of(w, data)[0]),
-        scores_of(w, data)[1],
-    )
+    of_server = metrics["global-loss"], metrics["global-accuracy"]
+    assert of_server == pytest.approx(scores_of(w, data))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 6])
@@ -91,12 +94,11 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
     sent = get_arrays(small_net(5))
     v = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
     for server_round in (1, 2):
-        got, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
+        now = {**config, "server-round": server_round}
+        got, _, _ = client.fit([a.copy() for a in sent], now)
         w = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
         optimiser = torch.optim.SGD([*w, *v], lr=0.05, momentum=momentum, weight_decay=0.01)
-        for x, y in client.batches(
-            TrainOptions.from_config(config), {**config, "server-round": server_round}
-        ):
+        for x, y in client.batches(TrainOptions.from_config(config), now):
             optimiser.zero_grad()
             mixed = [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]
             for point in (w, mixed):
@@ -127,8 +129,8 @@ def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
     client = Slope(lambda seed: Scalar(), ClientData(split, split, split))
     config = {**CONFIG, "momentum": momentum, "weight-decay": 0.0, "batch-size": 3}
     _, direction = client.fit([np.float32([1.0]), np.float32([0.0])], config)[0]
-    assert direction[0] == pytest.approx(3.0, rel=1e-5)
-    assert client.store.load("control", config, before=False)[0][0] == pytest.approx(3.0, rel=1e-5)
+    (kept,) = client.store.load("control", config, before=False)
+    assert [direction[0], kept[0]] == pytest.approx([3.0, 3.0], rel=1e-5)
 
 
 # --- normalisation layers: running statistics belong to a mixture's own parameters ----
@@ -164,47 +166,120 @@ def at(weight, data):
         return float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
 
 
-def parameters_of(net):
-    return [p.detach().numpy() for p in net.parameters()]
+def client_between(kind, name, *more):
+    """Return a client that keeps another net, its data, and the arrays of the net that
+    it is sent.
+    """
+    data = blobs(1, n=100)
+    client = kind(normalised, data, 1)
+    kept = [p.detach().numpy() for p in normalised(2).parameters()]
+    client.store.save(name, [*kept, *more], CONFIG)
+    return client, data, get_arrays(normalised(1))
 
 
 def test_superfeds_mixtures_have_statistics_of_their_own():
-    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
-    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
-    sent = get_arrays(normalised(1))
-    scored, result = client.personal_state_dict(sent, CONFIG)
+    client, data, sent = client_between(SuPerFedClient, "personal")
+    _, _, result = client.evaluate(sent, CONFIG)
     assert result["lambda-loss"] == pytest.approx(
         [result["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4
     )
-    assert result["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
+    assert result["global-loss"] == scores_of(sent, data, normalised)[0]
     assert abs(at(0.0, data) - result["global-loss"]) > 0.01
     # the same again: nothing is left of the estimates
     assert client.evaluate(sent, CONFIG)[2] == result
-    net = normalised(7)
-    net.load_state_dict(scored)
-    with torch.no_grad():
-        assert float(
-            functional.cross_entropy(net.eval()(data.test.x), data.test.y)
-        ) == pytest.approx(result["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("value", [None, 0.0, 0.3, 1.0])
 def test_an_exported_mixture_has_its_own_statistics_and_the_received_model_keeps_its(value):
-    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
-    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
-    config = {**CONFIG, "superfed-lambda": value}
-    tensors, result = client.personal_state_dict(get_arrays(normalised(1)), config)
-    net = normalised(7)
-    net.load_state_dict(tensors)
-    with torch.no_grad():
-        loss = float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
-    assert loss == pytest.approx(at(value, data) if value else result["global-loss"], rel=1e-4)
+    client, data, sent = client_between(SuPerFedClient, "personal")
+    config = CONFIG if value is None else {**CONFIG, "superfed-lambda": value}
+    tensors, result = client.personal_state_dict(sent, config)
+    loss = scores_of([t.numpy() for t in tensors.values()], data, normalised)[0]
+    chosen = result["lambda"]
+    assert loss == pytest.approx(at(chosen, data) if chosen else result["global-loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_apfls_mixture_has_statistics_of_its_own(alpha):
-    data, client = blobs(1, n=100), APFLClient(normalised, blobs(1, n=100), 1)
-    client.store.save("apfl", [*parameters_of(normalised(2)), np.array([alpha])], CONFIG)
-    sent = get_arrays(normalised(1))
+    client, data, sent = client_between(APFLClient, "apfl", np.array([alpha]))
     loss, _, metrics = client.evaluate(sent, {**CONFIG, "apfl-alpha": 0.1})
     assert loss == pytest.approx(at(alpha, data) if alpha else metrics["global-loss"], rel=1e-4)
+
+
+# --- pFedMe: Algorithm 1, and the form that costs as much as FedAvg ------------------
+
+MOREAU = {
+    **CONFIG,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "pfedme-lambda": 8.0,
+    "pfedme-inner-steps": 4,
+    "pfedme-rate": 0.1,
+}
+
+
+@pytest.mark.parametrize(("rate", "equal"), [(0.3, 1 / 0.3), (0.05, 15.0)])
+def test_without_a_lambda_the_rate_bounds_it(rate, equal):
+    """At rate 0.3 the paper's 15 is refused: w would jump beyond theta."""
+    sent = get_arrays(small_net(5))
+    config = {**MOREAU, "learning-rate": rate, "pfedme-rate": 0.0, "pfedme-batches": "next"}
+    got, want = (
+        PFedMeClient(small_net, blobs(1), 4).fit(sent, {**config, "pfedme-lambda": value})[0]
+        for value in (0.0, equal)
+    )
+    assert_arrays(got, want)
+    with pytest.raises(ValueError, match="w would jump beyond theta"):
+        PFedMeClient(small_net, blobs(1), 4).fit(
+            sent, {**config, "learning-rate": 0.3, "pfedme-lambda": 15.0}
+        )
+
+
+@pytest.mark.parametrize("batches", ["same", "next"])
+def test_a_round_is_algorithm_1(batches):
+    """In double precision, by autograd, on partial batches: theta goes on from
+    mini-batch to mini-batch, w follows it; with "next" the last two of six steps are
+    fewer than K, and w still follows.
+    """
+    config, net = {**MOREAU, "pfedme-batches": batches}, small_net(5).double()
+    client, sent = PFedMeClient(small_net, blobs(1), 4), get_arrays(small_net(5))
+    received, _, metrics = client.fit(sent, config)
+    names = [name for name, _ in net.named_parameters()]
+    w = [torch.tensor(a, dtype=torch.float64) for a in sent]
+    theta = [t.clone() for t in w]
+    drawn = list(client.batches(TrainOptions.from_config(config), config))
+    steps = [batch for batch in drawn for _ in range(4 if batches == "same" else 1)]
+    total = seen = 0.0
+    for i, (x, y) in enumerate(steps):
+        leaves = [t.requires_grad_() for t in theta]
+        loss = functional.cross_entropy(
+            functional_call(net, dict(zip(names, leaves, strict=True)), x.double()), y
+        )
+        gradients = torch.autograd.grad(loss, leaves)
+        with torch.no_grad():
+            theta = [
+                t - 0.05 * (g + 8.0 * (t - b)) for t, g, b in zip(theta, gradients, w, strict=True)
+            ]
+            if (i + 1) % 4 == 0 or i + 1 == len(steps):
+                w = [b - 0.1 * 8.0 * (b - t) for b, t in zip(w, theta, strict=True)]
+        total, seen = total + float(loss.detach()) * len(y), seen + len(y)
+    assert_arrays(
+        received + client.store.load("pfedme", config, before=False),
+        w + theta,
+        rtol=0.0002,
+        atol=5e-06,
+    )
+    assert metrics["loss"] == pytest.approx(total / seen, rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [3, 8, 11])
+def test_repeated_mini_batches_are_cut_where_the_plain_ones_are(n):
+    x = torch.arange(n)
+    parts = [
+        part
+        for x_, y in repeated((pair for pair in [(x, x)]), 4, 3, nn.Identity())
+        for part in x_.split(4)
+        if torch.equal(x_, y)
+    ]
+    want = [part for part in x.split(4) for _ in range(3)]
+    assert len(parts) == len(want)
+    assert all(torch.equal(a, b) for a, b in zip(parts, want, strict=True))

@@ -31,10 +31,11 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import end_marked, free_port, program
 from fedapps.runs import inline_grid
 from fedapps.toml_text import read_toml
+from tests.end_to_end.sites import succeed
 from tests.helpers import (
     ROOT,
     assert_arrays,
-    fedapps,
+    lacking,
     outcome_of,
     rounds_of,
     rows_of,
@@ -110,14 +111,11 @@ def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
     example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
     job = ["run", "run.toml", "exp.epsilon=0.01", *ROUNDS]
     ray = ["--engine", "ray", "--workers", "2", "--out", tmp_path / "ray"]
-    done = fedapps(*job, *ray, cwd=example, TMPDIR=short_folder)
-    assert done.returncode == 0, done.stderr + (tmp_path / "ray" / "run.log").read_text()[-3000:]
-    assert "round 4/4" in done.stdout
-    assert str(tmp_path / "ray" / "report.html") in done.stdout
+    said = succeed(*job, *ray, cwd=example, TMPDIR=short_folder)
+    assert lacking(said, "round 4/4", str(tmp_path / "ray" / "report.html")) == []
     assert (tmp_path / "ray" / "report.html").exists()
     assert rounds_of(tmp_path / "ray")[0]["node-messages"] == 2
-    done = fedapps(*job, "--engine", "inline", "--out", tmp_path / "inline", cwd=example)
-    assert done.returncode == 0, done.stderr
+    succeed(*job, "--engine", "inline", "--out", tmp_path / "inline", cwd=example)
     assert_equal_runs(tmp_path / "ray", tmp_path / "inline")
     assert (tmp_path / "ray" / "run.log").exists()
     assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
@@ -294,14 +292,11 @@ def flwr_run(tmp_path, short_folder):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 
-    def run(app, nodes, settings, path=""):
-        command = [program("flwr"), "run", ".", "--stream", "--run-config", settings]
-        command += [
-            "--federation-config",
-            f"num-supernodes={nodes} client-resources-num-cpus=1",
-        ]
+    def run(app, nodes, settings, path):
+        federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
+        words = ["run", ".", "--stream", "--run-config", settings, "--federation-config"]
         return subprocess.run(
-            command,
+            [program("flwr"), *words, federation],
             cwd=app,
             env=environment | {"PYTHONPATH": path},
             capture_output=True,

@@ -10,7 +10,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -19,12 +18,11 @@ from fedapps.deployment.certificates import CA_KEY
 from fedapps.deployment.local import HOSTS, Deployment
 from fedapps.engines.processes import marked
 from fedapps.errors import UserError
+from tests.end_to_end.sites import ended, hanging, on, running, succeed
 from tests.helpers import (
     ROOT,
     assert_arrays,
     clients_of,
-    command,
-    fedapps,
     refused,
     rounds_of,
     run_inline,
@@ -107,11 +105,8 @@ def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
     job = ["run", "run.toml", "num-clients=3", "num-rounds=2", "checkpoint-every=0"]
     job += ["train.local-epochs=1"]
-    engine = ["--engine", "deployment", "--deployment", deployment.folder]
-
-    for words, out in ((engine, "sites"), (["--engine", "inline"], "inline")):
-        done = fedapps(*job, *words, "--out", tmp_path / out, cwd=example)
-        assert done.returncode == 0, done.stdout + done.stderr
+    succeed(*job, *on(deployment, tmp_path / "sites"), cwd=example)
+    succeed(*job, "--engine", "inline", "--out", tmp_path / "inline", cwd=example)
     assert clients_of(tmp_path / "sites") == clients_of(tmp_path / "inline")
     settings = (tmp_path / "sites" / "settings.toml").read_text()
     assert 'method = "own_method:METHOD"' in settings
@@ -120,7 +115,7 @@ def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     code = (example / "own_method.py").read_text()
     code = code.replace("METHOD = Method(", LYING).replace("client=FedExPClient", "client=Lying")
     (example / "own_method.py").write_text("import scales\n" + code)
-    done = fedapps(*job, *engine, "--out", tmp_path / "lacking", cwd=example, path=[lent])
+    said = succeed(*job, *on(deployment, tmp_path / "lacking"), cwd=example, path=[lent])
     reason = "no module 'scales': own_method imports it: install it"
     rows = rounds_of(tmp_path / "lacking")
     failures = [
@@ -129,7 +124,7 @@ def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
         for failure in row["failures"]
     ]
     lacking, lies = ([f for f in failures if f[1] == client] for client in (2, 1))
-    assert lacking, done.stdout + done.stderr
+    assert lacking, said
     assert all(reason in why for _, _, why in lacking), failures
     assert [(number, "not finite" in why) for number, _, why in lies] == [(2, True)], failures
     assert len(lacking) + len(lies) == len(failures)
@@ -150,53 +145,26 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         "checkpoint-every=50",
         *SMALL,
     ]
-    process = command(
-        *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", out
-    )
-    hung = []
-    try:
+    with running(*job, *on(deployment, out)) as process:
         wait_for(lambda rows: len(rows) >= 1, process, out, 90)
         before = versions(paris)
         paris.kill()
         kept = versions(paris)  # what it had learnt is still there
         assert kept.keys() == before.keys()
-        assert all(
-            np.array_equal(array, kept[number][name])
-            for number, model in before.items()
-            for name, array in model.items()
-        )
-        hung = marked(rome.mark)
-        for one in hung:
-            os.kill(one, signal.SIGSTOP)
-        wait_for(
-            lambda rows: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in rows),
-            process,
-            out,
-            3 * WAIT,
-        )
-        for one in hung:
-            os.kill(one, signal.SIGCONT)
-        hung = []
+        for number, model in before.items():
+            assert_arrays(kept[number], model)
+        with hanging(rome):
+            alone = lambda row: row["clients"] == [0] and len(row["failures"]) == 2
+            wait_for(lambda rows: any(map(alone, rows)), process, out, 3 * WAIT)
         # refused until the old one has been silent for a minute
         back = threading.Thread(target=paris.start)
         back.start()
         bad = next(row["round"] for row in rounds_of(out) if row["failures"])
-        wait_for(
-            lambda rows: [0, 1, 2] in [row["clients"] for row in rows if row["round"] > bad],
-            process,
-            out,
-            180,
-        )
+        again = lambda rows: [0, 1, 2] in [row["clients"] for row in rows if row["round"] > bad]
+        wait_for(again, process, out, 180)
         back.join(10)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 130, said
-    finally:
-        for one in hung:
-            os.kill(one, signal.SIGCONT)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        ended(process, 60, 130)
     rows = rounds_of(out)
     failures = {(f["client"], row["round"]): f["reason"] for row in rows for f in row["failures"]}
     assert {client for client, _ in failures} == {SITES["paris"], SITES["rome"]}
@@ -224,15 +192,13 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
     the certificate runs on, but never tries again: it is started again.
     """
     job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=2", "checkpoint-every=1", *SMALL]
-    engine = ["--engine", "deployment", "--deployment", deployment.folder]
     out = tmp_path / "sites"
     sites = list(deployment.sites.values())
     old = set().union(*map(stores, sites))
-    process = command(*job, *engine, "--out", out)
-    wait_for(lambda rows: any(2 in versions(site, old) for site in sites), process, out, 120)
-    deployment.superlink.kill()  # and the ServerApp, which it had started
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 1, said
+    with running(*job, *on(deployment, out)) as process:
+        wait_for(lambda rows: any(2 in versions(site, old) for site in sites), process, out, 120)
+        deployment.superlink.kill()  # and the ServerApp, which it had started
+        said = ended(process, 100, 1)
     assert (
         "SuperLink has ended unexpectedly: its log gives no reason; it was probably killed"
         in " ".join(said.split())
@@ -254,20 +220,15 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
     refused(lambda: deployment.start(), r"server\.pem has ended: copy ca\.key back", UserError)
     certificates.write_private(key, secret)
     deployment.start()
-    process = command("--resume", *engine, "--out", out)
-    said, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    with running("--resume", *on(deployment, out)) as process:
+        ended(process, 200)
     theirs = run_inline(tmp_path / "inline", *job)
     assert [row["failures"] for row in rounds_of(out)] == [[]] * 2
-    run_folder = max(
-        (deployment.sites["oslo"].folder / "store").glob("run-*"),
-        key=lambda path: path.stat().st_mtime,
-    ).name
+    newest = max(stores(deployment.sites["oslo"]), key=lambda path: path.stat().st_mtime).name
     # every site has its personal model on its own disk, and only its own
     for name, site in deployment.sites.items():
-        assert [path.name for path in (site.folder / "store" / run_folder).iterdir()] == [
-            f"client-{SITES[name]}"
-        ]
+        kept = [path.name for path in (site.folder / "store" / newest).iterdir()]
+        assert kept == [f"client-{SITES[name]}"]
     left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
     assert_arrays(right, left, atol=1e-06)
     ours = summary_of(out)
@@ -288,19 +249,16 @@ def test_the_superlinks_helper_is_killed_and_the_run_resumed(deployment, tmp_pat
     so, and the next one finds a new helper.
     """
     job = ["method=fedavg", "num-rounds=3", "checkpoint-every=1", *SMALL]
-    engine = ["--engine", "deployment", "--deployment", deployment.folder]
     out = tmp_path / "sites"
     deployment.start()
-    process = command(*job, *engine, "--out", out)
-    wait_for(lambda rows: len(rows) >= 1, process, out, 120)
-    (old,) = helpers(deployment.superlink)
-    os.kill(old, signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, said
+    with running(*job, *on(deployment, out)) as process:
+        wait_for(lambda rows: len(rows) >= 1, process, out, 120)
+        (old,) = helpers(deployment.superlink)
+        os.kill(old, signal.SIGKILL)
+        said = ended(process, 120, 1)
     assert "flower-superexec" in said
     assert "has ended with status 137" in " ".join(said.split())
     deployment.start()
-    process = command("--resume", *engine, "--out", out)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    with running("--resume", *on(deployment, out)) as process:
+        ended(process, 300)
     assert [row["round"] for row in rounds_of(out)] == [1, 2, 3]

@@ -132,14 +132,10 @@ def descendants(root):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
-    processes = set()
-    for process in parents:
-        above = process
-        while above in parents and above != root:
-            above = parents[above]
-        if above == root and process != root:
-            processes.add((process, starts[process]))
-    return processes, set(starts.items())
+    below = {root}
+    while more := {process for process in parents if parents[process] in below} - below:
+        below |= more
+    return {(one, starts[one]) for one in below - {root}}, set(starts.items())
 
 
 def command_of(process):
@@ -174,6 +170,7 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
     polls, strangers = [], []
     text = "two\nlines, \"quotes\", 'more', back\\slash, ünï 😀"
     log, out, port = tmp_path / "new" / "run.log", tmp_path / "seen.jsonl", free_port()
+    config = {"out": str(out), "text": text, "nested.rate": 1e-05}
     for name, value in {
         "EXTRA": "given",
         "CUDA_VISIBLE_DEVICES": "0,1",
@@ -183,7 +180,7 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
         monkeypatch.setenv(name, value)
     outcome = flower.run_simulation(
         app,
-        {"out": str(out), "text": text, "nested.rate": 1e-05},
+        config,
         flower.Resources(6, gpus_per_client=0.39, ray_cpus=5, ray_gpus=2),
         flower.Following(
             log,
@@ -203,15 +200,8 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
     assert set(polls) == {threading.main_thread()}
     # who knows the port of a run behind a wall does not get through
     assert any(strangers) == bool(no_wall_reason())
-    rounds = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rounds) == 2
-    server = rounds[-1]
-    assert server["config"] == {
-        "out": str(out),
-        "text": text,
-        "nested.rate": 1e-05,
-        "rounds": 2,
-    }
+    _, server = (json.loads(line) for line in out.read_text().splitlines())  # of two rounds
+    assert server["config"] == {**config, "rounds": 2}
     assert len(server["env"]["FLWR_HOME"]) < 30
     assert server["files"] == []
     assert sorted(client["partition"] for client in server["clients"]) == [*range(6)]
@@ -267,10 +257,14 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
     assert len(rounds_of(out)) >= 2
 
 
+def simulated(app, log, config=(), poll=lambda: None, **resources):
+    """Run the app with three clients."""
+    given = flower.Resources(3, **resources), flower.Following(log, poll=poll)
+    return flower.run_simulation(app, dict(config), *given)
+
+
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
-    outcome = flower.run_simulation(
-        app, {"nested.rat": 1}, flower.Resources(3), flower.Following(tmp_path / "log")
-    )
+    outcome = simulated(app, tmp_path / "log", {"nested.rat": 1})
     assert outcome.status == "failed"
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
@@ -283,9 +277,7 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_log_lines(app, tmp_pat
     monkeypatch.setattr(
         superlink, "program", lambda name: broken if name == broken.name else find(name)
     )
-    outcome = flower.run_simulation(
-        app, {}, flower.Resources(3), flower.Following(tmp_path / "log")
-    )
+    outcome = simulated(app, tmp_path / "log")
     assert outcome.status == "failed"
     assert outcome.details == "Flower's SuperLink has ended unexpectedly: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
@@ -296,9 +288,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         raise RuntimeError("the display broke")
 
     with pytest.raises(RuntimeError, match="the display broke"):
-        flower.run_simulation(
-            app, {}, flower.Resources(3), flower.Following(tmp_path / "log", poll=poll)
-        )
+        simulated(app, tmp_path / "log", poll=poll)
 
 
 @pytest.mark.parametrize(
@@ -314,26 +304,7 @@ def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, mes
     monkeypatch.setattr(
         superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    refused(
-        lambda: flower.run_simulation(
-            app,
-            {},
-            flower.Resources(3, **options),
-            flower.Following(tmp_path / "log"),
-        ),
-        message,
-        UserError,
-    )
-
-
-def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
-    def nodes(clients, share, workers=None):
-        given = flower.Resources(clients, gpus_per_client=share, ray_cpus=workers, ray_gpus=1)
-        return given.with_shared_nodes().nodes
-
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert [nodes(100, share) for share in (0.0, 0.2, 0.25, 0.5, 1.0)] == [8, 5, 4, 2, 1]
-    assert (nodes(100, 0.25, 3), nodes(2, 0.25)) == (3, 2)
+    refused(lambda: simulated(app, tmp_path / "log", **options), message, UserError)
 
 
 def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(

@@ -22,27 +22,15 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_folder_of_windows_by_person(method, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
-
-
-@pytest.fixture
-def folder(tmp_path):
     write(tmp_path / "set", windows(PEOPLE, 240, steps=32))
-    return tmp_path / "set"
-
-
-def run(method, source, out, *more):
-    run_inline(out, f"method={method}", f"data.source={source}", *SETTINGS, *more)
-    return clients_of(out)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_a_folder_of_windows_by_person(method, folder, tmp_path):
-    clients = run(method, folder, tmp_path / "out")
+    source = f"data.source={tmp_path / 'set'}"
+    run_inline(tmp_path / "out", f"method={method}", source, *SETTINGS)
+    clients = clients_of(tmp_path / "out")
     assert len(clients) == len(PEOPLE)
     assert all(math.isfinite(float(row["loss"])) for row in clients)
     mean = sum(float(row["accuracy"]) for row in clients) / len(clients)

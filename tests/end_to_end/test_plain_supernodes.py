@@ -1,19 +1,15 @@
 """SuperNodes as in Flower's quickstart, without a key of their own: one that dies comes
 back, and only its own rounds are lost.
-
-``python -m tests.end_to_end.test_plain_supernodes 20`` kills twenty times.
 """
 
 import json
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
 from fedapps.deployment.local import Deployment
-from tests.helpers import fedapps
+from tests.end_to_end.sites import succeed
+from tests.helpers import rounds_of
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
@@ -48,7 +44,7 @@ FILES = {
 
             def report(now):
                 row = [now.number, now.trained.clients, now.evaluated.clients]
-                with (folder / "rounds").open("a") as file:
+                with (folder / "rounds.jsonl").open("a") as file:
                     file.write(json.dumps(row) + chr(10))
                 (folder / "now").write_text(f"between {now.number}")
                 time.sleep(2)
@@ -96,7 +92,6 @@ def rounds_with_kills(folder, phases):
         path.write_text("\n".join(line[8:] for line in text.splitlines()[1:]))
     out, kills = folder / "out", []
     out.mkdir()
-    rows = out / "rounds"
     sites = {f"s{i}": {"partition-id": i, "num-partitions": 3} for i in range(3)}
     with Deployment.create(folder / "deployment", sites) as deployment:
         # with certificates, but any SuperNode may connect
@@ -108,8 +103,7 @@ def rounds_with_kills(folder, phases):
         deployment.start()
         to = ["--dir", deployment.folder]
         given = f"folder={json.dumps(str(out))}"
-        done = fedapps("deploy", "flwr", *to, "run", folder / "plain", "own", "--run-config", given)
-        assert done.returncode == 0, done.stdout + done.stderr
+        succeed("deploy", "flwr", *to, "run", folder / "plain", "own", "--run-config", given)
 
         def wait(condition):
             deadline = time.monotonic() + 240
@@ -119,12 +113,7 @@ def rounds_with_kills(folder, phases):
 
         def whole():
             """Return the rounds in which all clients trained and were scored."""
-            seen = (
-                [json.loads(line) for line in rows.read_text().splitlines()]
-                if rows.exists()
-                else []
-            )
-            return [row for row in seen if row[1] == row[2] == [0, 1, 2]]
+            return [row for row in rounds_of(out) if row[1] == row[2] == [0, 1, 2]]
 
         for phase in phases:
             before = len(whole())
@@ -136,27 +125,16 @@ def rounds_with_kills(folder, phases):
         before = len(whole())
         wait(lambda: len(whole()) > before + 1)
         (out / "stop").touch()
-    return [json.loads(line) for line in rows.read_text().splitlines()], kills
+    return rounds_of(out), kills
 
 
 def test_a_supernode_that_died_comes_back(tmp_path):
-    judge(*rounds_with_kills(tmp_path, PHASES))
-
-
-def judge(rows, kills):
-    """Check that the others took part in every round, and client 1 in all but one round
-    for each time it was killed.
+    """The others took part in every round, and client 1 in all but one round for each
+    time it was killed.
     """
+    rows, kills = rounds_with_kills(tmp_path, PHASES)
     assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
     assert all({0, 2} <= set(phase) for row in rows for phase in row[1:])
     lost = [row[0] for row in rows if row[1:] != [[0, 1, 2]] * 2]
     assert len(lost) <= len(kills), (lost, kills)
     assert rows[-1][1:] == [[0, 1, 2]] * 2
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        wanted = [PHASES[i % len(PHASES)] for i in range(int(sys.argv[1]))]
-        found = rounds_with_kills(Path(name), False, wanted)
-        print(len(found[0]), "rounds; killed during", *found[1], sep="\n")
-        judge(*found)

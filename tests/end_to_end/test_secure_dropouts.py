@@ -11,6 +11,7 @@ from fedapps.deployment import site_run
 from fedapps.deployment.local import Deployment
 from fedapps.engines import app_folder
 from fedapps.runs import inline_grid
+from tests.end_to_end.sites import on
 from tests.helpers import assert_arrays, outcome_of, rounds_of, run_inline
 
 ROUNDS = 5
@@ -43,25 +44,14 @@ def check(folder, plain, count, monkeypatch):
         assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-4)
 
 
-@pytest.fixture(scope="module")
-def in_process(tmp_path_factory):
-    """The model of the run in one process, as bytes."""
-    folder = tmp_path_factory.mktemp("inline")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inline_grid, "load_app", with_losses)
-        run_inline(folder / "out", *JOB, "num-clients=7", "secure.on=true")
-    return folder / "out"
-
-
-def test_inline(in_process, tmp_path, monkeypatch):
-    check(in_process, tmp_path / "plain", 7, monkeypatch)
-
-
-def test_workers_give_the_same_bits(in_process, tmp_path, monkeypatch):
+def test_in_process_and_workers_give_the_same_bits(tmp_path, monkeypatch):
     """Ray, too: test_engines."""
     monkeypatch.setattr(inline_grid, "load_app", with_losses)
-    run_inline(tmp_path / "out", *JOB, "num-clients=7", "secure.on=true", "--workers", "2")
-    assert outcome_of(tmp_path / "out") == outcome_of(in_process)
+    for workers in ("1", "2"):
+        job = [*JOB, "num-clients=7", "secure.on=true", "--workers", workers]
+        run_inline(tmp_path / workers, *job)
+    assert outcome_of(tmp_path / "2") == outcome_of(tmp_path / "1")
+    check(tmp_path / "1", tmp_path / "plain", 7, monkeypatch)
 
 
 @pytest.mark.deployment
@@ -76,7 +66,6 @@ def test_supernodes(tmp_path, monkeypatch):
     )
     with Deployment.create(tmp_path / "five", sites, warm=True) as deployment:
         deployment.start()
-        engine = ["--engine", "deployment", "--deployment", str(deployment.folder)]
-        job = [*JOB, "num-clients=5", "secure.on=true", *engine]
-        assert main(["run", *job, "--out", str(tmp_path / "out")]) == 0
+        words = ["run", *JOB, "num-clients=5", "secure.on=true", *on(deployment, tmp_path / "out")]
+        assert main([*map(str, words)]) == 0
     check(tmp_path / "out", tmp_path / "plain", 5, monkeypatch)

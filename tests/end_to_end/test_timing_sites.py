@@ -2,15 +2,13 @@
 a site that hangs, its late reply counts, and the run can be repeated in a simulation.
 """
 
-import os
-import signal
-
 import pytest
 from safetensors.numpy import load_file
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
-from tests.helpers import assert_arrays, command, rounds_of, rows_of, run_inline, wait_for
+from tests.end_to_end.sites import ended, hanging, on, running
+from tests.helpers import assert_arrays, rounds_of, rows_of, run_inline, wait_for
 
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
 JOB = {
@@ -35,27 +33,18 @@ def deployment(tmp_path_factory):
 
 
 def given(deployment, out, **settings):
-    words = [f"{key}={value}" for key, value in {**JOB, **settings}.items()]
-    return [*words, "--engine", "deployment", "--deployment", deployment.folder, "--out", out]
+    return [*(f"{key}={value}" for key, value in {**JOB, **settings}.items()), *on(deployment, out)]
 
 
 def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, tmp_path):
     job = {"method": "fedbuff", "fedbuff.buffer": 1, "num-rounds": 12}
     out = tmp_path / "sites"
-    process = command(*given(deployment, out, **job))
-    hung = []
-    try:
+    with running(*given(deployment, out, **job)) as process:
         wait_for(lambda rows: rows, process, out, 90)
-        hung = marked(deployment.sites["rome"].mark)
-        for one in hung:
-            os.kill(one, signal.SIGSTOP)
-        begun = len(rounds_of(out))
-        wait_for(lambda rows: len(rows) >= begun + 4, process, out, 120)
-    finally:
-        for one in hung:
-            os.kill(one, signal.SIGCONT)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+        with hanging(deployment.sites["rome"]):
+            begun = len(rounds_of(out))
+            wait_for(lambda rows: len(rows) >= begun + 4, process, out, 120)
+        ended(process, 300)
     rows = rounds_of(out)
     assert all(len(row["clients"]) == 1 for row in rows)  # nobody waited for rome
     events = [line for line in (out / "audit.jsonl").read_text().splitlines() if "answered" in line]
@@ -65,21 +54,17 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
     # the same settings as on SuperNodes, in a simulation with the sites' own times
     repeated = {**JOB, **job, "time.speed": "file", "time.file": str(out / "time.csv")}
     run_inline(tmp_path / "inline", **repeated, hardened=True, **{"train.compile": "off"})
-    assert [row["clients"] for row in rounds_of(tmp_path / "inline")] == [
-        row["clients"] for row in rows
-    ]
-    ours, theirs = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "inline", out)
-    )
-    assert_arrays(theirs, ours)
+    again = rounds_of(tmp_path / "inline")
+    assert [row["clients"] for row in again] == [row["clients"] for row in rows]
+    folders = (tmp_path / "inline", out)
+    assert_arrays(*(load_file(folder / "model.safetensors") for folder in folders))
 
 
 def test_sites_stop_their_training_in_time(deployment, tmp_path):
     # a training would take an hour; on a busy machine it may take 20 s to start it
     settings = {"rounds.deadline": 30.0, "rounds.late": "partial", "train.local-epochs": 200_000}
-    process = command(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 2}))
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    with running(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 2})) as process:
+        ended(process, 300)
     rows = [row for row in rows_of(tmp_path / "r" / "time.csv") if row["round"] == "2"]
     assert {row["fate"] for row in rows} == {"used"}
     for row in rows:
@@ -88,19 +73,12 @@ def test_sites_stop_their_training_in_time(deployment, tmp_path):
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
-    out, hung = tmp_path / "r", []
+    out = tmp_path / "r"
     settings = {"method": "fedavg", "num-rounds": 2, "rounds.deadline": 40.0}
-    process = command(*given(deployment, out, **settings))
-    try:
+    with running(*given(deployment, out, **settings)) as process:
         wait_for(lambda rows: rows, process, out, 90)
-        hung = marked(deployment.sites["paris"].mark)
-        for one in hung:
-            os.kill(one, signal.SIGSTOP)
-        said, _ = process.communicate(timeout=200)
-    finally:
-        for one in hung:
-            os.kill(one, signal.SIGCONT)
-    assert process.returncode == 0, said
+        with hanging(deployment.sites["paris"]):
+            ended(process, 200)
     assert rounds_of(out)[-1]["clients"] == [0, 2]
     # the SuperLink may report it as gone before the deadline
     fates = {row["client"]: row["fate"] for row in rows_of(out / "time.csv") if row["round"] == "2"}

@@ -5,23 +5,24 @@ from flwr.client import NumPyClient
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import FedAvg
+from tests.clients.federation import initial
+from tests.helpers import simulate, small_net
 
 
-def ask(client_fn, kind, arrays=None, config=None, **node):
+def asked(client_fn, kind, config=None, **node):
+    """Return the reply, and the client's state afterwards."""
     grid = InlineGrid(to_client_app(client_fn), 1)
-    for context in grid.contexts.values():
-        context.node_config.update(node)
-    arrays = ArrayRecord(
-        {
-            k: Array(v)
-            for k, v in (arrays or {"layer.w": np.arange(3.0), "layer.b": np.ones(1)}).items()
-        }
-    )
+    (context,) = grid.contexts.values()
+    context.node_config.update(node)
+    arrays = ArrayRecord({"layer.w": Array(np.arange(3.0)), "layer.b": Array(np.ones(1))})
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config or {})})
-    (reply,) = grid.send_and_receive(
-        [Message(content=content, dst_node_id=1000, message_type=kind)]
-    )
-    return reply
+    (reply,) = grid.send_and_receive([Message(content, 1000, kind)])
+    return reply, grid.contexts[1000].state
+
+
+def ask(*given, **more):
+    return asked(*given, **more)[0]
 
 
 class Client(NumPyClient):
@@ -51,8 +52,9 @@ def test_metric_types():
         "array": np.arange(3),
         "tuple": (1.0,),
         "flag": True,
+        "text": "ok",
+        "raw": b"xy",
     }
-    client.metrics |= {"text": "ok", "raw": b"xy"}
     for kind in ("train", "evaluate"):
         content = ask(lambda c: client, kind).content
         numbers, info = dict(content["metrics"]), dict(content["info"])
@@ -60,16 +62,14 @@ def test_metric_types():
             "i": 1, "f": 0.5, "np": 2.0, "list": [1, 2.5], "array": [0, 1, 2], "tuple": [1.0],
         }  # fmt: skip
         assert info == {"flag": True, "text": "ok", "raw": b"xy"}
-    assert content["metrics"]["loss"] == 0.25
-    assert content["metrics"]["num-examples"] == 3
+    assert (numbers["loss"], numbers["num-examples"]) == (0.25, 3)
 
 
 def test_an_unsendable_metric_is_named():
     client = Client()
     client.metrics = {"history": {"a": 1}}
-    assert (
-        "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
-    )
+    reason = ask(lambda c: client, "train").error.reason
+    assert "metric 'history' is a dict: return a number" in reason
 
 
 def test_old_style_client_fn():
@@ -93,25 +93,15 @@ def test_identity(node, want):
 
 
 def test_the_result_fits_a_torch_model():
-    from fedapps.strategies import FedAvg
-    from tests.helpers import simulate, small_net
-
-    net = small_net(0)
-    initial = {k: v.numpy() for k, v in net.state_dict().items()}
-    result = simulate(FedAvg(), lambda i, _: Client(), 2, initial, 1)
-    net.load_state_dict(result.arrays.to_torch_state_dict(), strict=True)
+    result = simulate(FedAvg(), lambda i, _: Client(), 2, initial(), 1)
+    small_net(0).load_state_dict(result.arrays.to_torch_state_dict(), strict=True)
 
 
 def test_state_of_a_failed_message_is_dropped():
-    class Fails(NumPyClient):
-        def __init__(self, state):
-            self.state = state
+    def fails(context):
+        context.state["seen"] = ConfigRecord({"n": 1})
+        raise RuntimeError("no")
 
-        def fit(self, parameters, config):
-            self.state["seen"] = ConfigRecord({"n": 1})
-            raise RuntimeError("no")
-
-    grid = InlineGrid(to_client_app(lambda c: Fails(c.state)), 1)
-    content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()})
-    grid.send_and_receive([Message(content=content, dst_node_id=1000, message_type="train")])
-    assert not grid.contexts[1000].state
+    reply, state = asked(fails, "train")
+    assert "no" in reply.error.reason
+    assert not state

@@ -34,13 +34,11 @@ def test_the_gradient_is_that_of_finite_differences_in_any_order_of_rows():
     torch.testing.assert_close(other, gradient)
 
 
-@pytest.mark.parametrize("far", [0.0, 300.0])
-def test_risks_far_apart_lose_no_precision(far):
-    f = (HAZARDS.log() + torch.tensor([far, 0, 0, -far, -far])).float().requires_grad_()
+def test_risks_far_apart_lose_no_precision():
+    f = (HAZARDS.log() + torch.tensor([300.0, 0, 0, -300, -300])).float().requires_grad_()
     loss = cox_loss(f, Y)
     (gradient,) = torch.autograd.grad(loss, f)
-    exact = cox_loss(f.double(), Y)
-    assert float(loss) == pytest.approx(float(exact), rel=1e-6)
+    assert loss.item() == pytest.approx(cox_loss(f.double(), Y).item(), rel=1e-6)
     assert torch.isfinite(gradient).all()
 
 
@@ -53,19 +51,17 @@ def test_without_an_event_loss_and_gradient_are_zero():
 
 
 def test_scores_without_a_comparable_pair_have_no_concordance():
-    objective = survival()
     net, x = nn.Linear(1, 1), torch.arange(5.0)[:, None]
-    scores = objective.score(net, Split(x, Y))
+    scores = survival().score(net, Split(x, Y))
     # of ten pairs those two who tie, and the censored one with the last, are not
     assert sum(scores["pair-counts"]) == 8
     assert 0 <= scores["concordance"] <= 1
-    none = objective.score(net, Split(x[:1], Y[:1]))
+    data = Split(x[:1], Y[:1])
+    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=survival())
+    _, _, none = client.evaluate([w.detach().numpy() for w in net.parameters()], {})
     assert none["pair-counts"] == [0, 0, 0]
     assert "concordance" not in none
-    data = Split(x[:1], Y[:1])
-    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=objective)
-    _, _, metrics = client.evaluate([w.detach().numpy() for w in net.parameters()], {})
-    assert metrics["global-loss"] == metrics["loss"]
+    assert none["global-loss"] == none["loss"]
 
 
 def test_the_loss_of_many_rows_is_that_of_all_risk_sets():

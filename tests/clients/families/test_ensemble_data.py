@@ -3,11 +3,12 @@ import pytest
 import torch
 
 from fedapps.algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
-from fedapps.clients.base.data import Split
 from fedapps.clients.families.ensemble_data import DensityData, Histogram
 from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
-from tests.helpers import assert_arrays, blobs, small_net
+from tests.helpers import assert_arrays, blobs, refused, small_net
 
+UNIFORM = np.full(3, 1 / 3)
+OTHER_SIZE = "predictors over 5 outcomes, but the client counts 6"
 COUNTS = {0: 3, 2: 1, 4: 4}
 TEST = {1: 1, 2: 1}
 
@@ -16,13 +17,10 @@ def density(loss="log", epsilon=0.1):
     return DensityData(Histogram.of_counts(COUNTS, 6), Histogram.of_counts(TEST, 6), epsilon, loss)
 
 
-def some_tables(h=3, size=6, zeros=True):
-    rng = np.random.default_rng(1)
-    tables = rng.dirichlet(np.ones(size), h)
-    if zeros:
-        tables[tables < 0.1] = 0
-        tables /= tables.sum(1, keepdims=True)
-    return {"table": tables.astype(np.float32)}
+def some_tables(size=6):
+    tables = np.random.default_rng(1).dirichlet(np.ones(size), 3)
+    tables[tables < 0.1] = 0
+    return {"table": (tables / tables.sum(1, keepdims=True)).astype(np.float32)}
 
 
 def numeric_gradient(data, predictors, alpha, step=1e-5):
@@ -37,39 +35,41 @@ def test_a_histogram_holds_relative_frequencies():
     histogram = Histogram.of_counts(COUNTS, 6)
     assert histogram.num_examples == 8
     np.testing.assert_allclose(histogram.dense(), [3 / 8, 0, 1 / 8, 0, 4 / 8, 0])
-    with pytest.raises(ValueError, match="vocabulary has 4 entries"):
-        Histogram.of_counts(COUNTS, 4)
+
+
+def two_predictors(loss):
+    """Return data of three outcomes, and the tables of two predictors."""
+    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
+    return DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, loss), tables
 
 
 def test_the_log_loss_by_hand():
-    # Two predictors over three outcomes, epsilon 0.1: probabilities 0.9 h + 0.1 / 3.
-    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
-    data = DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, "log")
+    # epsilon 0.1: probabilities 0.9 h + 0.1 / 3
+    data, tables = two_predictors("log")
     alpha, u = np.array([0.25, 0.75]), 0.1 / 3
     first, last = 0.9 * (0.25 + 0.75 * 0.5) + u, u
     loss, gradient, norms = data.loss_and_gradient(tables, alpha)
     assert loss == pytest.approx(-0.75 * np.log(first) - 0.25 * np.log(last))
-    np.testing.assert_allclose(
-        gradient, [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25]
-    )
+    wanted = [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25]
+    np.testing.assert_allclose(gradient, wanted)
     np.testing.assert_array_equal(norms, 0)
-    np.testing.assert_allclose(
-        data.singles(tables), -0.75 * np.log([0.9 + u, 0.45 + u]) - 0.25 * np.log(u)
-    )  # each predictor alone
 
 
 def test_the_squared_loss_by_hand():
-    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
-    data = DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, "squared")
+    data, tables = two_predictors("squared")
     loss, gradient, norms = data.loss_and_gradient(tables, np.array([0.5, 0.5]))
     mixed = np.array([0.75, 0.25, 0])
     expected = 0.75 * np.sum((mixed - [1, 0, 0]) ** 2) + 0.25 * np.sum((mixed - [0, 0, 1]) ** 2)
     assert loss == pytest.approx(expected)
     np.testing.assert_allclose(gradient, 2 * tables["table"] @ (mixed - [0.75, 0, 0.25]))
     np.testing.assert_allclose(norms, [1, 0.5])
-    np.testing.assert_allclose(
-        data.singles(tables), [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)]
-    )
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_losses_of_single_predictors_are_those_of_weights_that_take_one(loss):
+    data, tables = two_predictors(loss)
+    wanted = [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)]
+    np.testing.assert_allclose(data.singles(tables), wanted)
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
@@ -104,18 +104,12 @@ def test_only_tables_that_get_smaller_are_packed():
         assert compact(other) is other
 
 
-def test_an_empty_row_packs_and_broken_packing_is_refused():
-    tables = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
-    packed = pack(tables)
-    np.testing.assert_array_equal(unpack(packed), tables)
-    for broken in (
-        {"outcomes": packed["outcomes"] + 5},
-        {"starts": packed["starts"][::-1]},
-        {"values": np.ones(7, np.float32)},
-        {"outcomes": packed["outcomes"] - 4},
-    ):
-        with pytest.raises(ValueError, match="packed tables"):
-            unpack({**packed, **broken})
+EMPTY = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+PACKED = pack(EMPTY)
+
+
+def test_empty_rows_are_packed():
+    np.testing.assert_array_equal(unpack(PACKED), EMPTY)
 
 
 def test_smoothing_before_or_after_mixing_is_the_same():
@@ -127,33 +121,47 @@ def test_smoothing_before_or_after_mixing_is_the_same():
 def test_scores_compare_with_the_uniform_and_the_best_single_predictor():
     tables, data = some_tables(), density()
     scores = data.score(tables, np.array([0.2, 0.5, 0.3]))
-    best = int(np.argmin([data.loss_and_gradient(tables, one)[0] for one in np.eye(3)]))
-    assert scores["best-single-loss"] == pytest.approx(data.score(tables, np.eye(3)[best])["loss"])
-    assert scores["uniform-loss"] == pytest.approx(data.score(tables, np.full(3, 1 / 3))["loss"])
-    assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
-    assert scores["train-loss"] == pytest.approx(data.loss_and_gradient(tables, [0.2, 0.5, 0.3])[0])
-    assert scores["loss"] != pytest.approx(scores["train-loss"])
-    assert "perplexity" not in density("squared").score(tables, np.full(3, 1 / 3))
-    assert set(data.score({"table": tables["table"][:1]}, np.ones(1))) == {
-        "loss",
-        "perplexity",
-        "train-loss",
+    best = int(np.argmin(data.singles(tables)))
+    wanted = {
+        "best-single-loss": data.score(tables, np.eye(3)[best])["loss"],
+        "uniform-loss": data.score(tables, UNIFORM)["loss"],
+        "perplexity": np.exp(scores["loss"]),
+        "train-loss": data.loss_and_gradient(tables, [0.2, 0.5, 0.3])[0],
     }
+    assert {name: scores[name] for name in wanted} == pytest.approx(wanted)
+    assert scores["loss"] != pytest.approx(scores["train-loss"])
+    assert "perplexity" not in density("squared").score(tables, UNIFORM)
+    of_one = data.score({"table": tables["table"][:1]}, np.ones(1))
+    assert of_one.keys() == {"loss", "perplexity", "train-loss"}
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="predictors over 5 outcomes, but the client counts 6"):
-        density().loss_and_gradient(some_tables(size=5), np.full(3, 1 / 3))
-    with pytest.raises(ValueError, match="predictors over 5 outcomes, but the client counts 6"):
-        density().loss_and_gradient(pack(some_tables(size=5)["table"]), np.full(3, 1 / 3))
-    with pytest.raises(ValueError, match="weight"):
-        density().loss_and_gradient(some_tables(), np.ones(2))
-    with pytest.raises(ValueError, match=r"epsilon = 0: choose a value in \(0, 1\)"):
-        density(epsilon=0)
-    with pytest.raises(ValueError, match="loss = 'lgo': did you mean 'log'"):
-        density("lgo")
-    with pytest.raises(ValueError, match="no training data"):
-        DensityData(Histogram.of_counts({}, 6))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Histogram.of_counts(COUNTS, 4), "vocabulary has 4 entries"),
+        (lambda: density().loss_and_gradient(some_tables(size=5), UNIFORM), OTHER_SIZE),
+        (
+            lambda: density().loss_and_gradient(pack(some_tables(size=5)["table"]), UNIFORM),
+            OTHER_SIZE,
+        ),
+        (lambda: density().loss_and_gradient(some_tables(), np.ones(2)), "weight"),
+        (lambda: density(epsilon=0), r"epsilon = 0: choose a value in \(0, 1\)"),
+        (lambda: density("lgo"), "loss = 'lgo': did you mean 'log'"),
+        (lambda: DensityData(Histogram.of_counts({}, 6)), "no training data"),
+        (lambda: unpack({**PACKED, "outcomes": PACKED["outcomes"] + 5}), "packed tables"),
+        (lambda: unpack({**PACKED, "outcomes": PACKED["outcomes"] - 4}), "packed tables"),
+        (lambda: unpack({**PACKED, "starts": PACKED["starts"][::-1]}), "packed tables"),
+        (lambda: unpack({**PACKED, "values": np.ones(7, np.float32)}), "packed tables"),
+        (
+            lambda: torch_data().loss_and_gradient(
+                {**some_nets(), "3.bias": np.zeros((3, 2), np.float32)}, UNIFORM
+            ),
+            r"array '3\.bias' of a predictor has shape \(2,\), the client's model \(3,\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    refused(call, message)
 
 
 # --- torch predictors -----------------------------------------------------------------
@@ -171,11 +179,8 @@ def some_nets(h=3):
 
 def test_probabilities_are_those_of_the_nets_themselves():
     data, nets = torch_data(), some_nets()
-    with torch.no_grad():
-        expected = torch.stack(
-            [small_net(seed)(data.test.x).softmax(1) for seed in (1, 2, 3)]
-        ).numpy()
-    np.testing.assert_allclose(data.probabilities(nets, data.test), expected, atol=1e-6)
+    expected = [small_net(seed)(data.test.x).softmax(1) for seed in (1, 2, 3)]
+    assert_arrays(data.probabilities(nets, data.test), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
@@ -191,15 +196,11 @@ def test_losses_and_norms_of_a_torch_ensemble_by_the_definition():
     outputs, labels = data.probabilities(nets, data.train), data.train.y.numpy()
     mixed = np.einsum("h,hnl->nl", alpha, outputs)
     loss, _, norms = data.loss_and_gradient(nets, alpha)
-    assert loss == pytest.approx(
-        np.mean([np.sum((p - np.eye(3)[y]) ** 2) for p, y in zip(mixed, labels, strict=True)])
-    )
-    np.testing.assert_allclose(norms, [np.mean([np.sum(p**2) for p in own]) for own in outputs])
-    smooth = 0.95 * mixed + 0.05 / 3
+    assert loss == pytest.approx(((mixed - np.eye(3)[labels]) ** 2).sum(1).mean())
+    np.testing.assert_allclose(norms, (outputs**2).sum(2).mean(1), rtol=1e-6)
     log = torch_data().loss_and_gradient(nets, alpha)[0]
-    assert log == pytest.approx(
-        -np.mean([np.log(p[y]) for p, y in zip(smooth, labels, strict=True)])
-    )
+    smooth = 0.95 * mixed + 0.05 / 3
+    assert log == pytest.approx(-np.log(smooth[np.arange(len(labels)), labels]).mean())
 
 
 def test_scores_of_a_torch_ensemble():
@@ -208,38 +209,17 @@ def test_scores_of_a_torch_ensemble():
     one = {name: array[1:2] for name, array in nets.items()}
     with torch.no_grad():
         hits = (small_net(2)(data.test.x).argmax(1) == data.test.y).double().mean()
-    assert data.score(one, np.ones(1))["accuracy"] == pytest.approx(float(hits))
-    assert {"loss", "accuracy", "train-loss", "uniform-accuracy", "best-single-accuracy"} <= set(
-        scores
-    )
-    assert data.score(nets, np.full(3, 1 / 3))["accuracy"] == scores["uniform-accuracy"]
-    assert scores["single-accuracy"][1] == pytest.approx(float(hits))
+    of_one = data.score(one, np.ones(1))
+    assert of_one["accuracy"] == scores["single-accuracy"][1] == pytest.approx(float(hits))
+    assert {"loss", "train-loss", "best-single-accuracy"} <= scores.keys()
+    assert data.score(nets, UNIFORM)["accuracy"] == scores["uniform-accuracy"]
     assert scores["single-train-loss"] == [
         data.loss_and_gradient(nets, single)[0] for single in np.eye(3)
     ]
-    assert not {"single-accuracy", "single-train-loss"} & set(data.score(one, np.ones(1)))
-
-
-def test_the_loss_of_the_ensemble_is_not_above_the_mean_of_the_losses():
-    nets, alpha = some_nets(), np.array([0.2, 0.5, 0.3])
-    for data in (torch_data(), torch_data("squared")):
-        alone = [data.loss_and_gradient(nets, one)[0] for one in np.eye(3)]
-        assert data.loss_and_gradient(nets, alpha)[0] <= alpha @ alone
-
-
-def test_parameters_of_another_net_are_refused_by_name():
-    nets = some_nets()
-    nets["3.bias"] = nets["3.bias"][:, :2]
-    with pytest.raises(
-        ValueError,
-        match=r"array '3\.bias' of a predictor has shape \(2,\), the client's model \(3,\)",
-    ):
-        torch_data().loss_and_gradient(nets, np.full(3, 1 / 3))
+    assert not {"single-accuracy", "single-train-loss"} & of_one.keys()
 
 
 def test_a_net_keeps_its_own_parameters():
-    model = small_net(0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    data = Split(torch.zeros(4, 1, 1, 4), torch.zeros(4, dtype=torch.int64))
-    TorchEnsembleData(model, data, data).score(some_nets(), np.full(3, 1 / 3))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    data = torch_data()
+    data.score(some_nets(), UNIFORM)
+    assert_arrays(data.model.state_dict(), small_net(0).state_dict())

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedapps import clients
 from fedapps.clients.loops.hooks import once
@@ -36,8 +37,6 @@ def test_it_equals_the_methods_own_client_and_our_strategies_send_every_term(nam
     ours, theirs = looped(name), run(make(), own_app(getattr(clients, client)))
     assert "does not send" not in caplog.text
     assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
-    moved = np.abs(arrays_of(ours)["1.weight"] - seeded(7)[1].weight.detach().numpy()).max()
-    assert moved > 0.01 or name == "lg-fedavg"
     # in SuPerFed's first round there is no personal model to score
     for number in range(2, ROUNDS + 1):
         said = ours.evaluate_metrics_clientapp[number]["loss"]
@@ -61,38 +60,17 @@ def test_the_users_function_may_move_the_parameters(name):
 def test_what_is_fixed_has_no_gradient_left_from_before():
     """A gradient of 0 would let weight decay move it."""
 
-    def zeroing(net, loader, epochs, rate):
-        optimiser = torch.optim.SGD(net.parameters(), rate, weight_decay=0.5)
-        for _ in range(epochs):
-            for x, y in loader:
-                optimiser.zero_grad(set_to_none=False)
-                loss = functional.cross_entropy(net(x), y)
-                loss.backward()
-                optimiser.step()
-        return loss.item()
+    class Zeroing(torch.optim.SGD):
+        def zero_grad(self):
+            super().zero_grad(set_to_none=False)
 
-    def none(net, loader, epochs, rate):
-        return train(net, loader, epochs, rate, weight_decay=0.5)
-
-    make, loop, _, _ = METHODS["fedrep"]
+    make = METHODS["fedrep"][0]
     wanted, found = (
-        run(make(), loop_app(getattr(clients, loop), function)) for function in (none, zeroing)
+        run(make(), loop_app(clients.FedRepLoop, make=kind, weight_decay=0.5))
+        for kind in (torch.optim.SGD, Zeroing)
     )
     assert_arrays(arrays_of(wanted), arrays_of(found))
     assert wanted.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffold_with_momentum_equals_its_own_client(momentum):
-    """Option II: the displacement over eta and the effective number of steps."""
-    config = {"momentum": momentum, "local-epochs": 4}
-    ours = run(
-        Scaffold(),
-        loop_app(clients.ScaffoldLoop, epochs=4, momentum=momentum),
-        config=config,
-    )
-    theirs = run(Scaffold(), own_app(clients.ScaffoldClient), config=config)
-    assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
 
 
 def scaffold_reply(function):
@@ -160,50 +138,40 @@ def test_with_adam_scaffolds_variate_is_the_mean_gradient_and_that_is_logged(cap
     seen = []
 
     def with_adam(net, loader, epochs, rate):
-        optimiser = torch.optim.Adam(net.parameters(), rate)
-        for _ in range(epochs):
-            for x, y in loader:
-                net.zero_grad()
-                functional.cross_entropy(net(x), y).backward()
-                seen.append({name: p.grad.clone() for name, p in net.named_parameters()})
-                optimiser.step()
+        names = {p: name for name, p in net.named_parameters()}
+        for p in names:
+            # called with each gradient, before the method's terms are added
+            p.register_post_accumulate_grad_hook(lambda p: seen.append((names[p], p.grad.clone())))
+        train(net, loader, epochs, rate, torch.optim.Adam)
 
     once.cache_clear()
     sent, got = scaffold_reply(with_adam)
     for name in sent:
-        mean = sum(step[name] for step in seen) / len(seen)
-        np.testing.assert_allclose(
-            got[f"control.{name}"], 0.01 + mean.numpy(), rtol=1e-4, atol=1e-6
-        )
+        mean = np.mean([gradient.numpy() for of, gradient in seen if of == name], 0)
+        np.testing.assert_allclose(got[f"control.{name}"], 0.01 + mean, rtol=1e-4, atol=1e-6)
     scaffold_reply(with_adam)
     assert caplog.text.count("SCAFFOLD is made for SGD") == 1
 
 
 def test_the_users_optimiser_and_shuffling_are_repeatable():
     def batches(part):
-        return torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(part.x, part.y), batch_size=8, shuffle=True
-        )
+        return DataLoader(TensorDataset(part.x, part.y), batch_size=8, shuffle=True)
 
-    def once():
+    results = []
+    for _ in range(2):
         app = loop_app(clients.SuPerFedLoop, batches=batches, make=torch.optim.Adam)
-        return arrays_of(run(SuPerFed(SuPerFedOptions(start=0.0)), app, 2))
-
-    first = once()
-    torch.rand(5)
-    assert_arrays(once(), first)
+        results.append(arrays_of(run(SuPerFed(SuPerFedOptions(start=0.0)), app, 2)))
+        torch.rand(5)
+    assert_arrays(*results)
 
 
 @pytest.mark.parametrize("kind", [clients.ScaffoldLoop, clients.FedDynLoop])
 def test_a_function_without_an_optimiser_of_torch_is_refused(kind):
     def by_hand(net, loader, epochs, rate):
-        for x, y in loader:
-            gradients = torch.autograd.grad(
-                functional.cross_entropy(net(x), y), list(net.parameters())
-            )
-            with torch.no_grad():
-                for p, g in zip(net.parameters(), gradients, strict=True):
-                    p -= rate * g
+        ((x, y),) = loader
+        functional.cross_entropy(net(x), y).backward()
+        for p in net.parameters():
+            p.data -= rate * p.grad
 
     strategy = {clients.ScaffoldLoop: Scaffold, clients.FedDynLoop: FedDyn}[kind]()
     with pytest.raises(RuntimeError, match="took no step with an optimiser of torch"):

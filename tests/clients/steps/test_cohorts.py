@@ -1,6 +1,5 @@
 """Local steps by the cohort: each client's equal those that it takes alone."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -47,6 +46,7 @@ from fedapps.clients.base.together import known, once, one_of_many, result, toge
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.partial_sharing import FedRepClient, PartialClient
 from fedapps.clients.steps import cohorts, stacked
+from tests.helpers import assert_arrays
 
 SIZES = (23, 9, 3, 1, 20, 14)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -84,7 +84,7 @@ def client(
 
 
 def fits(
-    kind: type[FedAvgClient], config: dict[str, Any], who: Sequence[int], copies: int = 1
+    kind: type[FedAvgClient], config: dict[str, Any], who: Sequence[int] = range(len(SIZES))
 ) -> list[tuple[Any, ...]]:
     """Return replies and states of two rounds of clients that share a net."""
     net, states = small_net(0), {number: RecordDict() for number in who}
@@ -97,29 +97,32 @@ def fits(
             arrays += [np.full_like(a, 0.01) for a in arrays]
         if kind is PartialClient or kind is FedRepClient:
             arrays = arrays[2:] if config.get("share") == "head" else arrays[:2]
-        answer = client(kind, number, own, net).fit(arrays * copies, config)
-        return answer, own
+        return client(kind, number, own, net).fit(arrays, config), own
 
     for of_round in (2, 3):
         replies = together(
             (number, partial(fit, number, {**config, "server-round": of_round})) for number in who
         )
-        for number, (answer, own) in zip(who, replies, strict=True):
-            states[number] = own
-            out.append((answer, own))
+        states = {number: own for number, (_, own) in zip(who, replies, strict=True)}
+        out += replies
     return out
 
 
 def one_by_one(kind: type[FedAvgClient], config: dict[str, Any]) -> list[tuple[Any, ...]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cohorts, "is_together", lambda: False)
-        return fits(kind, config, range(len(SIZES)))
+        return fits(kind, config)
 
 
-def numbers(result: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
-    (arrays, samples, metrics), state = result
-    kept = [a.numpy() for r in state.array_records.values() for a in r.values()]
-    return [*arrays, *kept, np.array([samples, *(v for v in metrics.values())])]
+def assert_replies(found: Any, wanted: Any, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Compare what :func:`fits` returns, by default to the bit."""
+    for results in zip(found, wanted, strict=True):
+        one, other = (
+            [*arrays, *(a for r in state.array_records.values() for a in r.values()),
+             np.array([samples, *metrics.values()])]
+            for (arrays, samples, metrics), state in results
+        )  # fmt: skip
+        assert_arrays(one, other, rtol, atol)
 
 
 METHODS: dict[str, tuple[type[FedAvgClient], dict[str, Any]]] = {
@@ -161,9 +164,7 @@ def test_a_cohort_equals_its_clients_one_by_one(
     alone = one_by_one(kind, config)
     # no step is taken outside of the cohort
     monkeypatch.setattr(Eager, "run", None)
-    for found, expected in zip(fits(kind, config, range(len(SIZES))), alone, strict=True):
-        for a, b in zip(numbers(found), numbers(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-6)
+    assert_replies(fits(kind, config), alone, rtol=1e-5, atol=3e-6)
 
 
 class PowerClient(FedAvgClient):
@@ -192,9 +193,7 @@ def test_the_last_numbers_of_a_tensor_are_those_of_no_client(
     config = {**PLAIN, "batch-size": 1 if kind is FedAvgClient else 3}
     every = fits(kind, config, range(40))
     for number in (0, 7, 14, 21, 28, 38, 39):
-        for found, expected in zip(fits(kind, config, [number]), every[number::40], strict=True):
-            for a, b in zip(numbers(found), numbers(expected), strict=True):
-                np.testing.assert_array_equal(a, b)
+        assert_replies(fits(kind, config, [number]), every[number::40])
 
 
 @pytest.mark.usefixtures("device")
@@ -202,22 +201,17 @@ def test_the_last_numbers_of_a_tensor_are_those_of_no_client(
 def test_the_bits_of_a_client_do_not_depend_on_the_others(method: str) -> None:
     kind, config = METHODS[method]
     config = {**PLAIN, **config}
-    every = fits(kind, config, range(len(SIZES)))
+    every = fits(kind, config)
     for who in ([0], [4, 1], [3, 5, 2]):
-        some = fits(kind, config, who)
-        for place, (of_round, number) in enumerate(itertools.product(range(2), who)):
-            expected = numbers(every[of_round * len(SIZES) + number])
-            for a, b in zip(numbers(some[place]), expected, strict=True):
-                np.testing.assert_array_equal(a, b)
+        wanted = [every[first + number] for first in (0, len(SIZES)) for number in who]
+        assert_replies(fits(kind, config, who), wanted)
 
 
 def test_a_client_that_waits_for_no_other_has_the_same_bits() -> None:
-    (expected,) = fits(FedAvgClient, PLAIN, [0])[:1]
-    fit = one_of_many(client(FedAvgClient, 0, RecordDict(), small_net(0)).fit)
+    state = RecordDict()
+    fit = one_of_many(client(FedAvgClient, 0, state, small_net(0)).fit)
     found = fit(get_arrays(small_net(5)), PLAIN)
-    for a, b in zip(found[0], expected[0][0], strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert found[1:] == expected[0][1:]
+    assert_replies([(found, state)], fits(FedAvgClient, PLAIN, [0])[:1])
 
 
 @pytest.mark.usefixtures("device")
@@ -227,44 +221,30 @@ def test_a_recorded_graph_has_the_bits_of_vmap(monkeypatch: pytest.MonkeyPatch) 
     for warm_up in (10**6, 3):
         monkeypatch.setattr(stacked, "WARM_UP", warm_up)
         stacked._kernels.clear()
-        results.append(fits(FedAvgClient, config, range(len(SIZES))))
+        results.append(fits(FedAvgClient, config))
     assert any(kernel and kernel.graph for kernel in stacked._kernels.values())
     assert all(all(kernel.same.values()) for kernel in stacked._kernels.values() if kernel)
-    for found, expected in zip(*results, strict=True):
-        for a, b in zip(numbers(found), numbers(expected), strict=True):
-            np.testing.assert_array_equal(a, b)
+    assert_replies(*results)
 
 
-def test_a_client_without_finite_numbers_leaves_the_others_alone() -> None:
-    net, config = small_net(0), PLAIN
+def test_a_client_without_finite_numbers_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = fits(FedAvgClient, PLAIN)
+    sound = data
 
-    def fit(number: int, broken: bool) -> Any:
-        own = data(SIZES[number], number)
-        if broken:
+    def broken(size: int, number: int) -> ClientData:
+        own = sound(size, number)
+        if number == 1:
             own.train.x[0, 0] = float("nan")
-        return FedAvgClient(small_net, own, number, model=net).fit(get_arrays(net), config)
+        return own
 
-    start = get_arrays(small_net(0))
-
-    def all_of(broken: Sequence[int]) -> list[Any]:
-        for p, a in zip(net.parameters(), start, strict=True):
-            p.data.copy_(torch.from_numpy(a))
-        return together(
-            (number, partial(_from, start, net, fit, number, number in broken))
-            for number in (0, 1, 4)
-        )
-
-    whole, broken = all_of([]), all_of([1])
-    assert np.isnan(broken[1][2]["loss"])
-    for number in (0, 2):
-        for a, b in zip(whole[number][0], broken[number][0], strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def _from(start: Any, net: nn.Module, fit: Callable[[int, bool], Any], *args: Any) -> Any:
-    for p, a in zip(net.parameters(), start, strict=True):
-        p.data.copy_(torch.from_numpy(a))
-    return fit(*args)
+    monkeypatch.setitem(globals(), "data", broken)
+    found = fits(FedAvgClient, PLAIN)
+    assert np.isnan(found[1][0][2]["loss"])
+    for results in (whole, found):
+        del results[1 :: len(SIZES)]
+    assert_replies(found, whole)
 
 
 class Centred(nn.Module):
@@ -305,8 +285,7 @@ def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
         of = FedAvgClient(lambda _, net=net: net, own)
         fit = one_of_many(of.fit) if many else of.fit
         replies.append(fit(get_arrays(net), PLAIN))
-    for a, b in zip(replies[0][0], replies[1][0], strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_arrays(replies[0][0], replies[1][0])
 
 
 class HalfUsed(nn.Module):
@@ -325,10 +304,8 @@ def test_an_unused_layer_stays_as_in_a_step_alone() -> None:
     config = {**PLAIN, "weight-decay": 0.1, "momentum": 0.9}
     fit = FedAvgClient(lambda _: HalfUsed(), data(9, 0)).fit
     (arrays,) = together([(0, lambda: fit(start, config)[0])])
-    for found, expected in zip(arrays, fit(start, config)[0], strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    for place in (2, 3):
-        np.testing.assert_array_equal(arrays[place], start[place])
+    assert_arrays(arrays, fit(start, config)[0], rtol=1e-5, atol=1e-6)
+    assert_arrays(arrays[2:], start[2:])
 
 
 class Doubled:
@@ -363,18 +340,15 @@ def test_a_call_that_is_made_again_computes_once() -> None:
 
 
 def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = fits(FedAvgClient, PLAIN, range(len(SIZES)))
+    every = fits(FedAvgClient, PLAIN)
     sizes: list[int] = []
     done = cohorts.Training.done
     monkeypatch.setattr("fedapps.clients.base.together.MOST_BYTES", 3000)
     monkeypatch.setattr(
         cohorts.Training, "done", staticmethod(lambda all_: sizes.append(len(all_)) or done(all_))
     )
-    some = fits(FedAvgClient, PLAIN, range(len(SIZES)))
+    assert_replies(fits(FedAvgClient, PLAIN), every)
     assert len(sizes) > 2
-    for found, expected in zip(some, every, strict=True):
-        for a, b in zip(numbers(found), numbers(expected), strict=True):
-            np.testing.assert_array_equal(a, b)
 
 
 def test_regression_and_fine_tuning_before_use() -> None:
@@ -421,6 +395,4 @@ class TwoTrainings(FedAvgClient):
 
 def test_steps_of_its_own_stay_before_those_of_the_cohort() -> None:
     alone = one_by_one(TwoTrainings, PLAIN)
-    for found, expected in zip(fits(TwoTrainings, PLAIN, range(6)), alone, strict=True):
-        for a, b in zip(numbers(found), numbers(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_replies(fits(TwoTrainings, PLAIN), alone, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,8 @@
-"""Local steps are those of the plain loop: to the last bit in double precision."""
+"""Local steps are those of the plain loop: to the last bit in double precision. What a
+step adds to the gradient, and what a client draws.
+"""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,12 +10,13 @@ from torch.nn import functional
 
 from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.clients import ClientData, FedAvgClient, Split, TrainOptions
+from fedapps.clients import ClientData, FedAvgClient, PFedMeClient, Split, TrainOptions
 from fedapps.clients.base.options import OPTIMIZERS
 from fedapps.clients.base.training import get_arrays, set_arrays
 from fedapps.clients.steps import plain
 from fedapps.clients.steps.batches import mini_batches
-from tests.helpers import blobs, small_net
+from fedapps.clients.steps.sgd import SGD
+from tests.helpers import assert_arrays, blobs, small_net
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -105,3 +109,126 @@ def test_nets_of_all_sorts_train_as_in_a_loop_by_hand(name, optimizer):
         assert torch.equal(torch.from_numpy(array), tensor), key
     assert metrics["loss"] == loss / (2 * count)
     assert client.steps_of(options) == 2 * len(sizes)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
+@pytest.mark.parametrize(("more", "term", "scale"), [(0.0, 0.0, 1.0), (0.2, -0.7, 0.3)])
+def test_sgd_equals_torch(momentum, decay, more, term, scale, fused, monkeypatch):
+    """Alone, and with everything that a method adds: a decay of its own, terms, a
+    scale of the gradients.
+    """
+    if not fused:  # a PyTorch without the fused operation
+        monkeypatch.delattr(torch, "_fused_sgd_", raising=False)
+    torch.manual_seed(0)
+    ours = [torch.randn(3, 2), torch.randn(4)]
+    theirs = [t.clone().requires_grad_() for t in ours]
+    optimiser = SGD(momentum, decay)
+    velocity = optimiser.velocity(ours)
+    reference = torch.optim.SGD(theirs, 0.1, momentum=momentum, weight_decay=decay + more)
+    for _ in range(10):
+        gradients, extra = ([torch.randn_like(t) for t in ours] for _ in range(2))
+        for tensor, gradient, other in zip(theirs, gradients, extra, strict=True):
+            tensor.grad = scale * gradient + term * other
+        optimiser(ours, gradients, velocity, 0.1, more, [(extra, term)] if term else [], scale)
+        reference.step()
+    assert_arrays(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(100.0, 1.0), (0.01, 0.01)])
+def test_a_bound_shortens_long_gradients_and_no_others(size, wanted):
+    tensors = [torch.zeros(2), torch.zeros(1)]
+    direction = [torch.tensor([2.0, 1.0]) / 3, torch.tensor([2.0]) / 3]  # of norm 1
+    SGD(0.0, 0.0, max_norm=1.0)(tensors, [size * d for d in direction], [], 0.1)
+    assert_arrays(tensors, [-0.1 * wanted * d for d in direction], rtol=1e-5)
+
+
+def test_batches_cover_every_sample_once_an_epoch():
+    data = blobs(n=55).train
+    data.x[:, 0, 0, 0] = torch.arange(len(data))
+    options, rng = TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0)
+    batches = list(mini_batches(data, options, rng, small_net(0)))
+    assert [len(y) for _, y in batches] == [10, 10, 10, 3] * 3
+    epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
+    assert all(sorted(epoch) == list(range(33)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_client_repeats_its_round_and_no_other():
+    def fit(client_id, config):
+        return FedAvgClient(small_net, blobs(), client_id).fit(get_arrays(small_net(1)), config)[0]
+
+    base = fit(0, {"seed": 1, "server-round": 2})
+    assert_arrays(base, fit(0, {"seed": 1, "server-round": 2}))
+    for client, config in [
+        (1, {"seed": 1, "server-round": 2}),
+        (0, {"seed": 2, "server-round": 2}),
+        (0, {"seed": 1, "server-round": 3}),
+    ]:
+        assert not np.array_equal(base[0], fit(client, config)[0])
+
+
+def test_learning_rate_decays_once_a_round():
+    options = TrainOptions(learning_rate=1.0, lr_decay=0.5)
+    assert [options.rate(t) for t in (1, 2, 4)] == [1.0, 0.5, 0.125]
+    options = TrainOptions(learning_rate=1.0, lr_decay=0.5, lr_decay_every=3)
+    assert [options.rate(t) for t in (1, 3, 4, 6, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_arrays_of_another_model_are_refused():
+    net = small_net(0)
+    with pytest.raises(ValueError, match="3 arrays received, but the model has 4"):
+        set_arrays(net, get_arrays(net)[:3])
+    with pytest.raises(
+        ValueError,
+        match=r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)",
+    ):
+        set_arrays(net, [np.zeros((8, 5), np.float32), *get_arrays(net)[1:]])
+
+
+def test_dropout_repeats_and_leaves_the_process_alone():
+    net = lambda seed: torch.nn.Sequential(small_net(seed), torch.nn.Dropout(0.5))
+    config = {"server-round": 2, "local-epochs": 1, "batch-size": 100}
+    trained = []
+    for client, seed in ((0, 1), (0, 1), (1, 1), (0, 2)):
+        torch.rand(3)  # whatever else a process draws
+        state = torch.get_rng_state()
+        one = FedAvgClient(net, blobs(), client)
+        trained.append(one.fit(get_arrays(net(0)), {**config, "seed": seed})[0][0])
+        assert torch.equal(torch.get_rng_state(), state)
+    assert [np.allclose(trained[0], other) for other in trained] == [True, True, False, False]
+
+
+class Spoilt(torch.nn.Module):
+    """A layer that fails at its second mini-batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 2:
+            raise RuntimeError("no memory")
+        return x
+
+
+@pytest.mark.parametrize("kind", [FedAvgClient, PFedMeClient])
+def test_an_error_in_training_leaves_the_process_alone_too(kind):
+    """Also while the error object is alive: otherwise the generator would be reset when
+    it is freed, between another client's draws.
+    """
+    net = torch.nn.Sequential(small_net(0), Spoilt())
+    config = {
+        "seed": 1,
+        "local-epochs": 1,
+        "pfedme-lambda": 1.0,
+        "pfedme-inner-steps": 2,
+        "pfedme-rate": 0.0,
+        "pfedme-batches": "same",
+    }
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="no memory") as kept:
+        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), config)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert kept.value

@@ -15,3 +15,9 @@ class Traced(Compiler):
             x, y = torch.cat([x, x]), torch.cat([y, y])
         graph = trace(training, x, y, numbers, many)
         return lambda inputs: graph(inputs)
+
+
+def assert_compiled(compiler):
+    """Check that there are graphs, which have replaced the eager steps."""
+    assert compiler.graphs
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged

@@ -1,0 +1,60 @@
+"""Strategies over clients whose stores outlive their messages."""
+
+from fedapps.clients import to_client_app
+from fedapps.clients.base.store import MessageStore
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import ClientGrid
+from tests.helpers import arrays_of, blobs, simulate, small_net
+
+
+def initial(build=small_net, seed=11):
+    """Return the arrays of a new net by name."""
+    return {name: t.numpy().copy() for name, t in build(seed).state_dict().items()}
+
+
+def federate(strategy, make, count, start, rounds, config, a_round=None, **options):
+    """Return the final arrays, the stores of the clients ``make(i, store)``, and the
+    result. ``a_round``: the number of clients drawn for each round.
+    """
+    stores = {}
+
+    def client(context):
+        i = int(context.node_config["partition-id"])
+        stores[i] = MessageStore(context.state)
+        return make(i, stores[i])
+
+    grid = InlineGrid(to_client_app(client), count)
+    if a_round is not None:
+        grid = ClientGrid(grid, seed=1, clients_per_round=a_round)
+    result = simulate(strategy, None, count, start, rounds, config, grid=grid, **options)
+    return arrays_of(result), stores, result
+
+
+def headed(build=small_net, head=("3.",)):
+    """Return a function that builds nets with a named head."""
+
+    def net(seed):
+        model = build(seed)
+        model.head = head
+        return model
+
+    return net
+
+
+def shifted(i):
+    """Return the data of a client, a little beside that of the one before."""
+    return blobs(i, shift=0.2 * i)
+
+
+def train_nets(strategy, kind, config, rounds=3, net=None, data=shifted, **options):
+    """Return the same for three clients of a class."""
+    net = net or headed()
+    return federate(
+        strategy,
+        lambda i, store: kind(net, data(i), i, store),
+        3,
+        initial(net),
+        rounds,
+        config,
+        **options,
+    )
