@@ -19,8 +19,7 @@ from flwr.client import NumPyClient
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid, run_rounds
-from fedapps.testing.problems import blobs as blobs
-from fedapps.testing.problems import small_net as small_net
+from fedapps.testing.problems import blobs as blobs, small_net as small_net
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -87,13 +87,14 @@ def with_exports(text: str, names: Mapping[str, list[str]]) -> str:
     """Return the text of an ``__init__.py`` with the imports of these names between the
     markers.
     """
-    lines = [
-        line
-        if len(line := f"    from {module} import {name} as {name}\n") <= 101
-        else f"    from {module} import (\n        {name} as {name},\n    )\n"
-        for module, own in names.items()
-        for name in own
-    ]
+    lines = []
+    for module, own in names.items():
+        shown = [f"{name} as {name}" for name in own]
+        line = f"    from {module} import {', '.join(shown)}\n"
+        if len(line) > 101:
+            rows = "".join(f"        {one},\n" for one in shown)
+            line = f"    from {module} import (\n{rows}    )\n"
+        lines.append(line)
     return _between(text, START, END, "".join(lines))
 
 

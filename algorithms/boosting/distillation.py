@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedapps.algorithms.boosting.fit_options import DistillOptions as DistillOptions
-from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.fit_options import DistillOptions as DistillOptions, FitOptions
 from fedapps.algorithms.boosting.regression import fit_network
 from fedapps.algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
 

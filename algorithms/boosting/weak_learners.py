@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapps.algorithms.boosting.fit_options import FitOptions
-from fedapps.algorithms.boosting.oracle import Learner as Learner
-from fedapps.algorithms.boosting.oracle import Oracle as Oracle
-from fedapps.algorithms.boosting.oracle import Target as Target
-from fedapps.algorithms.boosting.oracle import in_chunks
+from fedapps.algorithms.boosting.oracle import (
+    Learner as Learner,
+    Oracle as Oracle,
+    Target as Target,
+    in_chunks,
+)
 from fedapps.algorithms.boosting.regression import Adam, Diverged, fit_network
 from fedapps.algorithms.common.checks import check_choice, check_range
 from fedapps.algorithms.common.modules import widest

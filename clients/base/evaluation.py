@@ -26,8 +26,7 @@ from fedapps.algorithms.common.measures import (
 from fedapps.algorithms.common.modules import evaluation_batch, outputs_of
 from fedapps.algorithms.fairness.groups import group_sums
 from fedapps.clients.base.data import Split
-from fedapps.clients.base.scores import Scores as Scores
-from fedapps.clients.base.scores import binary_scores, class_scores, row_results
+from fedapps.clients.base.scores import Scores as Scores, binary_scores, class_scores, row_results
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100

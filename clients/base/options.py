@@ -11,8 +11,7 @@ from functools import cache
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.schedule import decayed, effective_steps
-from fedapps.algorithms.contract.sent import METHOD, RoundFacts, Scoring, Sent
-from fedapps.algorithms.contract.sent import Config as Config
+from fedapps.algorithms.contract.sent import METHOD, Config as Config, RoundFacts, Scoring, Sent
 
 #: Names of options in other projects.
 ALIASES = {

@@ -4,11 +4,12 @@ their steps.
 
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.modules import Arrays as Arrays
-from fedapps.algorithms.common.modules import get_arrays as get_arrays
-from fedapps.algorithms.common.modules import set_arrays as set_arrays
-from fedapps.clients.base.options import Config as Config
-from fedapps.clients.base.options import TrainOptions as TrainOptions
+from fedapps.algorithms.common.modules import (
+    Arrays as Arrays,
+    get_arrays as get_arrays,
+    set_arrays as set_arrays,
+)
+from fedapps.clients.base.options import Config as Config, TrainOptions as TrainOptions
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

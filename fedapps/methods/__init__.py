@@ -21,8 +21,7 @@ from fedapps.methods import (
     personal,
     synthetic,
 )
-from fedapps.methods.method import Method
-from fedapps.methods.method import TorchClient as TorchClient
+from fedapps.methods.method import Method, TorchClient as TorchClient
 from fedapps.strategies import Local, WarmStartOptions
 from fedapps.strategies.families.shared_part import SharedPart
 

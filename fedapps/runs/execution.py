@@ -13,8 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
-from fedapps.records.audit import FILE as AUDIT
-from fedapps.records.audit import AuditedGrid, AuditLog
+from fedapps.records.audit import FILE as AUDIT, AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.data_record import check_same_data, record_data, settings_digest

@@ -20,8 +20,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as RichProgress,
+    ProgressColumn,
+    TextColumn,
+)
 from rich.table import Column
 
 from fedapps import json_log

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING
 from fedapps.algorithms.common.lazy import late_exports
 
 if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes seconds and 200 MB
-    from fedapps.tasks.classification import Classification as Classification
-    from fedapps.tasks.classification import Digits as Digits
+    from fedapps.tasks.classification import Classification as Classification, Digits as Digits
     from fedapps.tasks.constrained_classification import (
         ConstrainedClassification as ConstrainedClassification,
     )
-    from fedapps.tasks.convex import Lasso as Lasso
-    from fedapps.tasks.convex import Qap as Qap
-    from fedapps.tasks.convex import SparseLogistic as SparseLogistic
-    from fedapps.tasks.densities import PointMass as PointMass
-    from fedapps.tasks.densities import Unigram as Unigram
+    from fedapps.tasks.convex import Lasso as Lasso, Qap as Qap, SparseLogistic as SparseLogistic
+    from fedapps.tasks.densities import PointMass as PointMass, Unigram as Unigram
     from fedapps.tasks.ensemble_classification import (
         EnsembleClassification as EnsembleClassification,
     )

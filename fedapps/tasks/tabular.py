@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.clients.base.data import ArrayData
-from fedapps.data import generated_tables
-from fedapps.data import partition as partitions
+from fedapps.data import generated_tables, partition as partitions
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED

@@ -10,8 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays_st
 
 from fedapps.algorithms.boosting.additive import Block, pack_blocks, unpack_blocks

@@ -23,8 +23,7 @@ from fedapps.strategies import (
     TERMOptions,
 )
 from tests.helpers import EchoClient, LossyClient, arrays_of, play, refused, simulate, that_fails
-from tests.quadratics import CONFIG as PLAIN
-from tests.quadratics import quadratic
+from tests.quadratics import CONFIG as PLAIN, quadratic
 
 START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}

@@ -11,8 +11,7 @@ from fedapps.clients import FedAvgClient, FedDynClient
 from fedapps.clients.base.store import MessageStore
 from fedapps.strategies import FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, play, refused
-from tests.quadratics import CONFIG as PLAIN
-from tests.quadratics import quadratic
+from tests.quadratics import CONFIG as PLAIN, quadratic
 
 ALPHA = 0.7
 M, D = 5, 3

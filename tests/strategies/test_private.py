@@ -24,8 +24,7 @@ from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.releases import RELEASES, Releases
-from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.runs.assembly import private as with_privacy
+from fedapps.runs.assembly import build_strategy, build_task, private as with_privacy
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import (
     FedAdam,

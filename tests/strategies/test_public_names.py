@@ -14,8 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg, Strategy
 
 import fedapps
 from fedapps import clients, strategies

@@ -4,9 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from quickstart.task import Net, load_data
-from quickstart.task import test as test_fn
-from quickstart.task import train as train_fn
+from quickstart.task import Net, load_data, test as test_fn, train as train_fn
 
 app = ClientApp()
 

@@ -5,9 +5,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.clients import ScaffoldLoop, answer_identity
-from quickstart.task import Net, load_data
-from quickstart.task import test as test_fn
-from quickstart.task import train as train_fn
+from quickstart.task import Net, load_data, test as test_fn, train as train_fn
 
 app = answer_identity(ClientApp())
 

@@ -13,8 +13,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
 from fedapps.lab.results.grid_plots import KINDS, PlotSpec, Runs, drawn
-from fedapps.lab.results.parts import PagePlot, charts, write_figures
-from fedapps.lab.results.parts import figures as drawn_parts
+from fedapps.lab.results.parts import PagePlot, charts, figures as drawn_parts, write_figures
 from fedapps.lab.results.run_measures import curve_of, read_measure
 from fedapps.lab.sweeps.grid import SEED
 from fedapps.lab.sweeps.plan import Plan, short_label

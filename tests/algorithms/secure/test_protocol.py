@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedapps.algorithms.secure.client import Participant
 from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes, whole

@@ -17,8 +17,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results.compare import compare
-from fedapps.lab.results.comparison_table import columns_of
-from fedapps.lab.results.comparison_table import rows_of as rows_of_runs
+from fedapps.lab.results.comparison_table import columns_of, rows_of as rows_of_runs
 from fedapps.lab.results.fair_plots import client_bars, fair_measure, worst_first
 from fedapps.lab.results.gains import gains_over, gains_section, reference_of
 from fedapps.records.measures import pooled_errors, summarise
