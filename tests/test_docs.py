@@ -256,6 +256,13 @@ def named_settings(page):
     )
 
 
+def test_images_are_small_and_used():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for image in (ROOT / "docs" / "images").iterdir():
+        assert image.stat().st_size < 150_000
+        assert f"images/{image.name})" in text
+
+
 def test_links_lead_somewhere():
     assert sum(len(links(page)) for page in PAGES) > 200
 

@@ -189,7 +189,10 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in runs.values()]
     assert main(["compare", *folders, "--out", str(tmp_path / "command")]) == 0
     printed = capsys.readouterr().out
+    files = [path for run in runs.values() for path in run.folder.parent.rglob("*")]
+    before = {path: path.stat().st_mtime_ns for path in files}
     comparison = fedapps.compare(*runs.values())
+    assert {path: path.stat().st_mtime_ns for path in files} == before
     assert comparison.folder is None
     same(comparison.table, tmp_path / "command" / "comparison.csv")
     same(comparison.gains, tmp_path / "command" / "gains.csv")
