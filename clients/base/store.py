@@ -90,6 +90,8 @@ class DiskStore:
     its last checkpoint is discarded. It keeps the newest version and those that belong
     to the last checkpoint (``checkpoint-round``), to the one before it, which a run
     needs if the model of the last one turns out to be broken, and to ``kept-rounds``.
+    Without checkpoints it keeps the one before the newest: a message that comes twice
+    starts from it again.
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
@@ -130,7 +132,7 @@ class DiskStore:
         for draft in self.folder.glob("*.partial"):  # of processes that were killed
             if f".{now}.{self.run}." not in draft.name:
                 draft.unlink(missing_ok=True)
-        last = now if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
+        last = now - 1 if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
         versions = self._versions(name, config)
         kept = {
             max((r for r in versions if r <= needed), default=0)

@@ -42,12 +42,13 @@ def test_a_state_that_diverged_leaves_the_last_sound_one(store):
     assert value(store, config(3), before=True) == 5
 
 
-def test_training_reads_what_was_there_before_the_round(tmp_path):
+@pytest.mark.parametrize("checkpoint", [None, 2])
+def test_a_round_that_comes_twice_starts_from_the_one_before(checkpoint, tmp_path):
     store = DiskStore(tmp_path, 1)
-    put(store, config(1, checkpoint=1), 1)
-    put(store, config(2, checkpoint=1), 2)
-    assert value(store, config(2), before=True) == 1
-    assert value(store, config(2)) == 2
+    for number in (1, 2, 3):
+        put(store, config(number, checkpoint=checkpoint), number)
+    assert value(store, config(3), before=True) == 2
+    assert value(store, config(3)) == 3
 
 
 def test_a_resumed_run_sees_the_checkpoint_and_not_what_came_after(tmp_path):
@@ -74,8 +75,9 @@ def test_three_versions_are_kept_at_most(tmp_path):
         assert rounds == sorted(
             {number} | ({7} if 10 < number < 21 else {7, 20} if number > 20 else set())
         )
-    put(store, config(30), 30)  # no checkpoints: only the last one is needed
-    assert [p.name.split(".")[1] for p in tmp_path.iterdir()] == ["30"]
+    for number in (30, 31):  # no checkpoints
+        put(store, config(number), number)
+    assert {p.name.split(".")[1] for p in tmp_path.iterdir()} == {"30", "31"}
 
 
 def test_a_broken_file_is_a_clear_error(tmp_path):
