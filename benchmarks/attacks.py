@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import options, show, spread
 from benchmarks.faults import lines as lines_of
+from fedapps.clients import SecureApp
 from fedapps.clients.base.adapter import to_client_app
 from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
@@ -98,8 +99,8 @@ class Lie:
     """``tell(reply)`` changes replies to ``method``; ``once``: in this round only.
 
     ``flips``: the liar trains on labels 9 - y (1 - y of two classes). ``scored``: it
-    lies about evaluations, not training. ``score``: the number of
-    the summary that the lie is to spoil, times ``factor``.
+    lies about evaluations after the first round, not about training. ``score``: the
+    number of the summary that the lie is to spoil, times ``factor``.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Liar(NumPyClient):  # type: ignore[misc]
         """Answer truthfully, or change the metrics."""
         loss, count, metrics = self.client.evaluate(parameters, config)
         reply = Reply([], [], count, dict(metrics))
-        if self.lie.scored:
+        if self.lie.scored and config["server-round"] > 1:
             self.lie.tell(reply)
         return loss, reply.count, reply.metrics
 
@@ -231,6 +232,7 @@ LOW = {"score": "loss-mean", "factor": 1.0}
 OBJECTIVE = {"score": "objective", "factor": 1.0}
 POOLED = {**DIGITS, "superfed.lambda-choice": "shared", "evaluate-every": 5}
 FAST = {**DIGITS, "fedopt.server-learning-rate": 0.03}
+PRIVATE = {"dp.noise-multiplier": 0.01, "dp.clipping-norm": 0.5}
 FAIR = ("afl", "aaggff-d", "aaggff-s", "term", "q-fedavg")
 WORST = says(loss_before=1e15)
 LIES = (
@@ -243,6 +245,16 @@ LIES = (
     Lie("the same with num-examples 1e15", "fedavg", both(filled(5.0), claimed)),
     Lie("labels 9 - y, num-examples 1e15", "fedavg", claimed, flips=True),
     Lie("a model of 9e14 once", "fedavg", filled(9e14), once=8),
+    Lie(
+        "loss 1e13 from round 2 on, keep-best",
+        "fedavg",
+        says(loss=1e13),
+        {**DIGITS, "keep-best": True, "evaluate-every": 1},
+        scored=True,
+    ),
+    Lie("x - 9 (y - x), secure.on", "fedavg", moved(-9.0), {**DIGITS, "secure.on": True}),
+    Lie("a model of fives, secure.on", "fedavg", filled(5.0), {**DIGITS, "secure.on": True}),
+    Lie("x - 9 (y - x), dp.clipping-norm 0.5", "fedavg", moved(-9.0), {**DIGITS, **PRIVATE}),
     Lie("a model of 1e5 once", "fedadam", filled(1e5), FAST, once=8),
     Lie("a model of 1e5 once", "fedyogi", filled(1e5), FAST, once=8),
     Lie("a model of fives", "scaffold", filled(5.0)),
@@ -322,7 +334,9 @@ def summary(given: dict[str, Any], lie: Lie | None, liars: int = 1) -> dict[str,
             honest_one = build_client(settings, task, client, count, MessageStore(store))
             return Liar(honest_one, lie) if lie and client < liars else honest_one
 
-        return execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))
+        app = to_client_app(client_fn)
+        app = SecureApp(app) if settings.secure.on else app
+        return execute(settings, InlineGrid(app, settings.num_clients))
 
 
 def rule_rows(given: Any) -> Iterator[list[str]]:

@@ -70,7 +70,13 @@ class Failing(EchoClient):
     ("kind", "fails", "patience", "why", "left"),
     [
         *(
-            (kind, {"trainings": [3]}, None, "round 3 had 0 valid replies, at least 1 .*full", 2.0)
+            (
+                kind,
+                {"trainings": [3]},
+                Patience(),
+                "round 3 had 0 valid replies, at least 1 .*full",
+                2.0,
+            )
             for kind in (FedAvg, flower.FedAvg)
         ),
         (
