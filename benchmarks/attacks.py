@@ -44,13 +44,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from benchmarks.common import options, show, spread
 from benchmarks.faults import lines as lines_of
 from fedapps.clients import SecureApp
 from fedapps.clients.base.adapter import to_client_app
+from fedapps.clients.base.scores import ScoresValidation
 from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -114,7 +114,7 @@ class Lie:
     factor: float = 100.0
 
 
-class Liar(NumPyClient):  # type: ignore[misc]
+class Liar(ScoresValidation):
     """A client that lies about its training or its evaluations."""
 
     def __init__(self, client: Any, lie: Lie) -> None:
@@ -137,10 +137,17 @@ class Liar(NumPyClient):  # type: ignore[misc]
     def evaluate(self, parameters: Any, config: Any) -> Any:
         """Answer truthfully, or change the metrics."""
         loss, count, metrics = self.client.evaluate(parameters, config)
-        reply = Reply([], [], count, dict(metrics))
+        return loss, count, self._scores(metrics, config)
+
+    def evaluate_validation(self, parameters: Any, config: Any) -> dict[str, Any]:
+        """As ``evaluate``, on validation samples."""
+        return self._scores(self.client.evaluate_validation(parameters, config), config)
+
+    def _scores(self, metrics: dict[str, Any], config: Any) -> dict[str, Any]:
+        reply = Reply([], [], 1, dict(metrics))
         if self.lie.scored and config["server-round"] > 1:
             self.lie.tell(reply)
-        return loss, reply.count, reply.metrics
+        return reply.metrics
 
 
 def moved(factor: float) -> Tell:
@@ -246,10 +253,10 @@ LIES = (
     Lie("labels 9 - y, num-examples 1e15", "fedavg", claimed, flips=True),
     Lie("a model of 9e14 once", "fedavg", filled(9e14), once=8),
     Lie(
-        "loss 1e13 from round 2 on, keep-best",
+        "accuracy 0, loss 1e13 from round 2 on, keep-best",
         "fedavg",
-        says(loss=1e13),
-        {**DIGITS, "keep-best": True, "evaluate-every": 1},
+        says(validation_accuracy=0.0, validation_loss=1e13),
+        {**DIGITS, "keep-best": True, "evaluate-every": 1, "checkpoint-every": 1},
         scored=True,
     ),
     Lie("x - 9 (y - x), secure.on", "fedavg", moved(-9.0), {**DIGITS, "secure.on": True}),
@@ -328,7 +335,7 @@ def summary(given: dict[str, Any], lie: Lie | None, liars: int = 1) -> dict[str,
         settings: Settings = read_settings({**given, "out": folder})
         task: Any = build_task(settings)
 
-        def client_fn(context: Context) -> NumPyClient:
+        def client_fn(context: Context) -> Any:
             client, store = int(str(context.node_config["partition-id"])), context.state
             count = settings.num_clients
             honest_one = build_client(settings, task, client, count, MessageStore(store))
