@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from fedapps.clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid, FedAvg, FedBoost, Patience, TooFewReplies, UpdateBound
-from fedapps.strategies.base.flower_private import ErrorCode
+from fedapps.strategies.base.flower_private import ErrorCode, identify_process
 from fedapps.strategies.base.messages import content_bytes, metrics_of
 from fedapps.strategies.base.reply_validation import Rules
 from tests.helpers import EchoClient, arrays_of, play, refused, simulate, that_fails
@@ -180,6 +180,7 @@ def test_a_bound_on_the_norm_of_an_update(action, expected, reasons):
 
 
 def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
+    identify_process(1)
     rules = Rules(bound=UpdateBound(1.0))
     rules.follow(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, 2))
     assert (rules.like_model, rules.weight) == (True, "num-examples")
@@ -192,6 +193,21 @@ def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
         content = RecordDict({"a": ArrayRecord([np.array([0.0, norm])])})
         content["m"] = MetricRecord({"num-examples": 1})
         assert rules.fault(sent, Message(content, dst_node_id=1, message_type="train")) == fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(np.int64, None), (np.float32, "array '0' holds 2e+06")]
+)
+def test_places_in_a_vector_of_millions_are_no_large_numbers(kind, fault):
+    """The place of an atom; a number of that size is beyond ``max-array-value``."""
+    identify_process(1)
+    content = RecordDict({"a": ArrayRecord([np.array([2e6], kind)])})
+    content["m"] = MetricRecord({"num-examples": 1})
+    sent, reply = (
+        Message(one, dst_node_id=1, message_type="train") for one in (RecordDict(), content)
+    )
+    found = Rules(like_model=False).fault(sent, reply)
+    assert found is None if fault is None else found.startswith(fault)
 
 
 def test_a_strategy_gets_the_replies_in_the_order_of_the_clients():
