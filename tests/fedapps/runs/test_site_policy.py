@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,8 +106,10 @@ REFUSED = {  # policy: (settings, words of the reason)
 
 
 @pytest.mark.parametrize("policy", REFUSED)
-def test_what_the_policy_forbids_is_refused_and_not_computed(site, policy, monkeypatch):
+def test_what_the_policy_forbids_is_refused_and_not_computed(site, policy, monkeypatch, tmp_path):
     changed, words = REFUSED[policy]
+    (tmp_path / "evil_module.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
     settings, grid = site(policy, **{k: v for k, v in changed.items() if ":" not in v})
     run_config = grid.contexts[1001].run_config
     run_config |= changed
@@ -116,6 +119,7 @@ def test_what_the_policy_forbids_is_refused_and_not_computed(site, policy, monke
     reply = ask(grid, settings)
     assert reply.has_error()
     assert words in reply.error.reason
+    assert "evil_module" not in sys.modules  # the audit log reads the settings, too
     assert "\n" not in reply.error.reason
     assert reply.error.reason.startswith("refused by the policy of site 1: ")
 
