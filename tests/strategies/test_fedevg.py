@@ -236,20 +236,27 @@ def test_a_net_is_kept_only_if_it_is_persistent(persistent):
 
 
 def test_with_privacy_the_noisy_mean_replaces_the_quotient():
-    """The mean of clipped e_i grad E_i over sampled clients; epsilon is reported."""
+    """The mean of clipped e_i grad E_i over sampled clients, of which one replies with
+    signals of too few samples, which are none; epsilon is reported.
+    """
+
+    class Few(Signals):
+        def fit(self, parameters, config):
+            signals, *rest = super().fit(parameters, config)
+            return [signal[:1] for signal in signals], *rest
 
     class NoNoise:
         def normal(self, mean, std, shape):
             self.std = std
             return np.zeros(shape)
 
-    clients, rng = [Signals(1, -0.001), Signals(-1, 0.5)], NoNoise()
+    clients, rng = [Signals(1, -0.001), Signals(-1, 0.5), Few(1, 0.5)], NoNoise()
     strategy = evg(FedEvgOptions(beta_first=1.0, delta=0.0))
     private = Private(strategy, PrivacyOptions(2.0, 1.0), rng)
-    result = simulate(private, lambda i, _: clients[i], 2, strategy.first_arrays(), 1)
+    result = simulate(private, lambda i, _: clients[i], 3, strategy.first_arrays(), 1)
     size = M * np.prod(SHAPE)
     entries = [np.e * -0.001, min(0.5 / np.e, 1 / np.sqrt(size))]  # the second is clipped to norm 1
-    wanted = np.clip(strategy.first_arrays()["x"] - np.mean(entries), 0, 1)
+    wanted = np.clip(strategy.first_arrays()["x"] - np.sum(entries) / 3, 0, 1)
     np.testing.assert_allclose(arrays_of(result)["x"], wanted, atol=1e-6)
     assert rng.std == 2.0
     assert private.privacy_spent()["epsilon"] > 0
