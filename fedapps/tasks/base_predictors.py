@@ -17,11 +17,11 @@ from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_samples
+from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
-from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import EnsembleOptions
 from fedapps.tasks.predictor_library import Library
 
@@ -95,19 +95,20 @@ def recipes(options: EnsembleOptions, num_classes: int, seed: int) -> list[tuple
 
 
 @lru_cache(maxsize=2)
-def pretrained(options: EnsembleOptions, context: RunContext) -> Library:
+def pretrained(
+    options: EnsembleOptions, source: DataOptions, model: str, seed: int, split_seed: int
+) -> Library:
     """Return the library of networks trained on a share of the samples; cached in the
     process.
     """
-    source, seed = context.data, context.seed
     whole = partitions.thinned(read_samples(source), source)
-    samples, _ = divide(whole, options.share, context.split_seed)
+    samples, _ = divide(whole, options.share, split_seed)
     training = TrainOptions(0.05, 1.0, 0.9, 1e-4, options.epochs, 16)
     x = inputs(samples, np.arange(len(samples.labels)))
     if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)
     channels, height, width = samples.x.shape[1:]
-    kind = context.model.name, (channels, height, width), samples.num_classes
+    kind = model, (channels, height, width), samples.num_classes
     nets, names = [], []
     for k, (labels, shift) in enumerate(recipes(options, samples.num_classes, seed)):
         rows = np.flatnonzero(np.isin(samples.labels, labels))

@@ -52,7 +52,8 @@ class EnsembleClassification:
                 "library = 'task', but with ensemble.share = 0.0 there are no samples to train "
                 "nets on: name the folder of yours"
             )
-        return pretrained(self.options, self.context)
+        run = self.context
+        return pretrained(self.options, run.data, run.model.name, run.seed, run.split_seed)
 
     def check_library(self, library: Library) -> None:
         """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks

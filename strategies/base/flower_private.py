@@ -118,7 +118,8 @@ def forwarded(
         ttl=sent.ttl,
         message_type=kind,
     )
-    return Message(content=content, metadata=own)  # type: ignore[call-overload, no-any-return]
+    made: Message = Message(content=content, metadata=own)  # type: ignore[call-overload]
+    return made
 
 
 def is_simulation(grid: Grid) -> bool:
