@@ -154,10 +154,25 @@ class ClientGrid(NamedGrid):
         """
         self._round = server_round
         wanted = self.clients_per_round
+        busy = self._busy()
         if self.timing:
-            wanted = self.timing.number_to_ask(wanted or len(self._connected()))
+            wanted = self.timing.number_to_ask(wanted or len(self._connected()), len(busy))
         if wanted or self.timing:
             self._active = self.sample(server_round, wanted)
+        # is under way and not sent anything, but without a message a round waits for nobody
+        if not self._active and busy:
+            self._active = busy[:1]
+
+    def _busy(self) -> list[int]:
+        """Return the connected nodes of clients that have not answered yet, in
+        asynchronous rounds.
+        """
+        if not (self.timing and self.timing.buffer):
+            return []
+        if self._known:  # of a million nodes, as many as train
+            return [flight.question.metadata.dst_node_id for flight in self.timing.clock.flights]
+        under_way = self.timing.under_way
+        return [node for node in self._connected() if self.client_id(node) in under_way]
 
     def close_training(self) -> None:
         """Let ``get_node_ids`` return every client again."""

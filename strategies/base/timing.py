@@ -144,10 +144,12 @@ class Timing:
         """Whether clients that would be late do a part of their steps."""
         return self.pace.late == "partial"
 
-    def number_to_ask(self, num_clients: int) -> int:
-        """Return how many clients a round asks that needs ``num_clients``."""
+    def number_to_ask(self, num_clients: int, busy: int) -> int:
+        """Return how many clients a round asks that needs ``num_clients``; of those that
+        are connected, so many are ``busy``.
+        """
         if self.buffer:
-            return max(num_clients - len(self.clock.flights), 0)
+            return max(num_clients - busy, 0)
         return math.ceil(num_clients * (1 + self.pace.over_select) - 1e-9)
 
     def can_be_asked(self, number: int) -> Callable[[ClientId], bool]:

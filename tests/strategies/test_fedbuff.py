@@ -2,6 +2,7 @@
 that a run repeats to the bit.
 """
 
+import math
 import time
 
 import numpy as np
@@ -325,6 +326,40 @@ def test_a_client_that_never_answers_is_asked_again_after_the_timeout():
     grid = grid_of(6, RealClock(pause=0.01), pace=pace, inner=stuck)
     run(FedAvg(fraction_evaluate=0), grid, 6, timeout=0.25)
     assert 2 <= sum(m.metadata.dst_node_id % 6 == 2 for m in grid.grid.pushed) <= 3
+
+
+class Leaving(Delayed):
+    """Nodes are there from a first to a last second of the run, once they are asked."""
+
+    away = {}
+
+    def known_clients(self):
+        return None
+
+    def get_node_ids(self):
+        now = time.monotonic() - min(getattr(self, "due", {"": math.inf}).values())
+        return [n for n in super().get_node_ids() if not self.is_away(n % 10, now)]
+
+    def is_away(self, place, now):
+        begin, end = self.away.get(place, (math.inf, math.inf))
+        return begin <= now < end
+
+
+@pytest.mark.parametrize("away", [{2: (0.0, 0.4)}, {1: (0.0, 0.4), 2: (0.0, 9e9)}, {0: (0, 0.1)}])
+def test_a_round_takes_a_reply_while_those_under_way_or_the_others_have_left(away):
+    kind = type("Away", (Leaving,), {"away": away, "delays": (0.2, 0, 0, 0, 0.02, 0.1)})
+    grid = grid_of(3, RealClock(pause=0.01), inner=kind)
+    _, seen = run(FedBuff(FedAvg(fraction_evaluate=0), FedBuffOptions(1)), grid, 12)
+    assert [len(now.trained.clients) for now in seen] == [1] * 12
+
+
+def test_a_round_waits_where_nobody_idle_is_there():
+    # client 1 is asked in round 1 only, and the others' replies are what rounds 2, 3 take
+    row = {"fate": "used", "round": "1", "asked": "0"}
+    rows = [{**row, "client": str(k), "arrived": str(3 + k), "ended": str(1 + k)} for k in range(3)]
+    _, seen = run(FedBuff(FedAvg(), FedBuffOptions(1)), grid_of(3, repeated(rows)), 3)
+    assert [now.trained.clients for now in seen] == [[0], [1], [2]]
+    assert [now.trained.sent for now in seen] == [3, 0, 0]
 
 
 def test_who_breaks_off_is_a_failure_and_frees_its_place():
