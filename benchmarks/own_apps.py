@@ -3,15 +3,15 @@ lines that change.
 
     .venv/bin/python benchmarks/own_apps.py [--apps torch ...] [--methods FedProx ...]
 
-The apps: ``examples/quickstart`` (torch, message API), and clients in NumPy and around
-scikit-learn's SGDClassifier, which are below: ``Softmax`` and ``Sklearn`` are the apps
-before a change. Six clients hold the digits; each class mix is drawn from Dir(0.3). A
-seed decides deal, first model and batches. Every method gets the rate of four, FedProx
-also the mu of three, that is best on the seeds 100 and 101. The table is of other
-seeds: accuracy in % after the last round, difference to FedAvg with the same seeds and
-its 95 % interval (t over seeds), the rate, the lines. Alone and fine-tuned: each client
-trains by itself from the first model all rounds, and from FedAvg's last model one
-round. Ditto, alone and fine-tuned are scored at the clients.
+The apps: ``examples/quickstart`` (torch, message API), and clients in NumPy, which are
+below: ``Softmax`` is the app before a change. Six clients hold the digits; each class
+mix is drawn from Dir(0.3). A seed decides deal, first model and batches. Every method
+gets the rate of four, FedProx also the mu of three, that is best on the seeds 100 and
+101. The table is of other seeds: accuracy in % after the last round, difference to
+FedAvg with the same seeds and its 95 % interval (t over seeds), the rate, the lines.
+Alone and fine-tuned: each client trains by itself from the first model all rounds, and
+from FedAvg's last model one round. Ditto, alone and fine-tuned are scored at the
+clients.
 """
 
 import difflib
@@ -44,8 +44,6 @@ from flwr.app import (
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_digits
-from sklearn.linear_model import SGDClassifier
-from sklearn.metrics import log_loss
 
 from benchmarks.common import ROOT, options, show
 from fedapps import strategies
@@ -151,16 +149,12 @@ def torch_app() -> App:
 # --- clients in NumPy -----------------------------------------------------------------
 
 
-class ArrayClient(NumPyClient):
-    """What the clients in NumPy and scikit-learn have: data, and a store."""
+class Softmax(NumPyClient):
+    """Softmax regression, 20 steps a round; ``store`` keeps what is a client's own."""
 
     def __init__(self, store: MessageStore, *data: Any) -> None:
         self.store = store
         self.x, self.y, self.test_x, self.test_y = data
-
-
-class Softmax(ArrayClient):
-    """Softmax regression, 20 steps a round."""
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
         """Score the server's weights."""
@@ -243,142 +237,30 @@ def probabilities(scores: Any) -> Any:
     return powers / powers.sum(1, keepdims=True)
 
 
-# --- scikit-learn: terms are added between two calls of partial_fit -------------------
-
-
-class Sklearn(ArrayClient):
-    """SGDClassifier, weights (65, 10): two epochs of ``partial_fit`` in pieces of 64
-    samples, each sample a step.
-    """
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        """Score the server's weights."""
-        right = self.model(parameters[0], 0.1).score(self.test_x, self.test_y)
-        return 0.0, len(self.test_y), {"eval_acc": right}
-
-    def model(self, weights: Any, rate: float) -> SGDClassifier:
-        """Return a classifier with these weights."""
-        model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=rate, random_state=0)
-        model.partial_fit(self.x[:1], self.y[:1], classes=range(10))
-        model.coef_, model.intercept_ = weights[:-1].T.copy(), weights[-1].copy()
-        return model
-
-    def pieces(self) -> list[Any]:
-        """Return the rows of the calls of ``partial_fit``."""
-        return np.array_split(np.tile(np.arange(len(self.y)), 2), -(-2 * len(self.y) // 64))
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train from the server's weights."""
-        model = self.model(parameters[0], config["lr"])
-        for rows in self.pieces():
-            model.partial_fit(self.x[rows], self.y[rows])
-        return [weights_of(model)], len(self.y), {}
-
-
-class ProximalSklearn(Sklearn):
-    """FedProx."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train from the server's weights."""
-        model = self.model(parameters[0], config["lr"])
-        for rows in self.pieces():
-            term = config["proximal-mu"] * (weights_of(model) - parameters[0])
-            model.partial_fit(self.x[rows], self.y[rows])
-            step(model, term, len(rows) * config["lr"])
-        return [weights_of(model)], len(self.y), {"method": "fedprox"}
-
-
-class ScaffoldSklearn(Sklearn):
-    """SCAFFOLD."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train from the server's weights."""
-        start, c = parameters
-        (own,) = self.store.load("control", config, before=True) or [0 * c]
-        model = self.model(start, config["lr"])
-        for rows in self.pieces():
-            model.partial_fit(self.x[rows], self.y[rows])
-            step(model, c - own, len(rows) * config["lr"])
-        direction = (start - weights_of(model)) / (2 * len(self.y) * config["lr"])
-        self.store.save("control", [own - c + direction], config)
-        return [weights_of(model), direction], len(self.y), {"method": "scaffold"}
-
-
-class DittoSklearn(Sklearn):
-    """Ditto."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train from the server's weights, and the personal ones."""
-        model = self.model(parameters[0], config["lr"])
-        (kept,) = self.store.load("own", config, before=True) or parameters
-        own = self.model(kept, config["lr"])
-        for rows in self.pieces():
-            model.partial_fit(self.x[rows], self.y[rows])
-            term = config["ditto-mu"] * (weights_of(own) - parameters[0])
-            own.partial_fit(self.x[rows], self.y[rows])
-            step(own, term, len(rows) * config["lr"])
-        self.store.save("own", [weights_of(own)], config)
-        return [weights_of(model)], len(self.y), {"method": "ditto"}
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        """Score the personal weights."""
-        return super().evaluate(self.store.load("own", config, before=False), config)
-
-
-class FairSklearn(Sklearn):
-    """AAggFF."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train from the server's weights."""
-        model = self.model(parameters[0], config["lr"])
-        before = log_loss(self.y, model.predict_proba(self.x), labels=range(10))
-        for rows in self.pieces():
-            model.partial_fit(self.x[rows], self.y[rows])
-        return [weights_of(model)], len(self.y), {"loss-before": before}
-
-
-def weights_of(model: SGDClassifier) -> Any:
-    """Return a classifier's weights (65, 10)."""
-    return np.vstack([model.coef_.T, model.intercept_])
-
-
-def step(model: SGDClassifier, term: Any, length: float) -> None:
-    """Move a classifier against a term."""
-    model.coef_ -= length * term[:-1].T
-    model.intercept_ -= length * term[-1]
-
-
-SOFTMAX: dict[str, type[ArrayClient]] = {
+SOFTMAX: dict[str, type[Softmax]] = {
     "FedAvg": Softmax,
     "FedProx": ProximalSoftmax,
     "SCAFFOLD": ScaffoldSoftmax,
     "Ditto": DittoSoftmax,
     "AAggFF-S": FairSoftmax,
 }
-SKLEARN: dict[str, type[ArrayClient]] = {
-    "FedAvg": Sklearn,
-    "FedProx": ProximalSklearn,
-    "SCAFFOLD": ScaffoldSklearn,
-    "Ditto": DittoSklearn,
-    "AAggFF-S": FairSklearn,
-}
 
 
-def array_app(rates: tuple[float, ...], rows: int, client: dict[str, type[ArrayClient]]) -> App:
-    """Return the app of these clients, by method."""
+def array_app() -> App:
+    """Return the app in NumPy."""
 
     def build(method: str, seed: int) -> tuple[ClientApp, ArrayRecord]:
         def client_fn(context: Context) -> NumPyClient:
             number = int(context.node_config["partition-id"])
-            return client[method](MessageStore(context.state), *dealt(seed)[number])
+            return SOFTMAX[method](MessageStore(context.state), *dealt(seed)[number])
 
-        return to_client_app(client_fn), ArrayRecord({"weights": Array(np.zeros((rows, 10)))})
+        return to_client_app(client_fn), ArrayRecord({"weights": Array(np.zeros((64, 10)))})
 
     def code(method: str) -> str:
-        methods = [vars(client[method]).get(name) for name in ("fit", "evaluate")]
+        methods = [vars(SOFTMAX[method]).get(name) for name in ("fit", "evaluate")]
         return "".join(textwrap.dedent(inspect.getsource(f)) for f in methods if f)
 
-    return App(rates, build, code)
+    return App((1, 2, 4, 8), build, code)
 
 
 # --- runs and tables ------------------------------------------------------------------
@@ -502,11 +384,7 @@ def report(
             yield [name, row, mean, gain, worst, rate, str(changed(app, row) or "-")]
 
 
-APPS = {
-    "torch": torch_app(),
-    "NumPy": array_app((1, 2, 4, 8), 64, SOFTMAX),
-    "scikit-learn": array_app((0.01, 0.03, 0.1, 0.3), 65, SKLEARN),
-}
+APPS = {"torch": torch_app(), "NumPy": array_app()}
 
 
 def quiet() -> None:
