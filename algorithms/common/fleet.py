@@ -149,10 +149,15 @@ class Fleet:
         options = self.options
         if self.measured and not self.measured.available(str(self.name(client)), number):
             return False
-        if options.available >= 1:
-            return True
-        start = float(generator(self.seed, "hour", client).random())
-        return (now / options.day - start) % 1.0 < options.available
+        return options.available >= 1 or self.opens(client, now) <= now
+
+    def opens(self, client: Client, now: float) -> float:
+        """Return ``now``, or when the client's part of a day begins next."""
+        day, start = self.options.day, float(generator(self.seed, "hour", client).random())
+        days = now / day - start
+        if days % 1.0 < self.options.available:
+            return now
+        return (math.floor(days) + 1 + start) * day * (1 + 1e-12)  # a rounding error later
 
 
 class Measured:

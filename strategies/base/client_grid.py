@@ -159,9 +159,12 @@ class ClientGrid(NamedGrid):
             wanted = self.timing.number_to_ask(wanted or len(self._connected()), len(busy))
         if wanted or self.timing:
             self._active = self.sample(server_round, wanted)
-        # is under way and not sent anything, but without a message a round waits for nobody
+        # without a message a round would not wait; a client under way is sent nothing
         if not self._active and busy:
             self._active = busy[:1]
+        elif self.timing and not self._active:
+            self.timing.wait_for(self.clients.values())
+            self._active = self.sample(server_round, wanted)
 
     def _busy(self) -> list[int]:
         """Return the connected nodes of clients that have not answered yet, in

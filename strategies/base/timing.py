@@ -145,8 +145,8 @@ class Timing:
         return self.pace.late == "partial"
 
     def number_to_ask(self, num_clients: int, busy: int) -> int:
-        """Return how many clients a round asks that needs ``num_clients``; of those that
-        are connected, so many are ``busy``.
+        """Return how many clients a round asks that needs ``num_clients``, if ``busy``
+        of those connected have not answered yet.
         """
         if self.buffer:
             return max(num_clients - busy, 0)
@@ -158,6 +158,12 @@ class Timing:
         """
         busy = self.under_way if self.buffer else set()
         return lambda client: client not in busy and self.clock.available(client, number)
+
+    def wait_for(self, clients: Iterable[ClientId]) -> None:
+        """Let simulated time pass until one of the clients is there."""
+        if isinstance(self.clock, VirtualClock):
+            now, fleet = self.clock.now, self.clock.fleet
+            self.clock.now = min((fleet.opens(client, now) for client in clients), default=now)
 
     def exchange(
         self,

@@ -4,6 +4,7 @@ that a run repeats to the bit.
 
 import math
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -331,7 +332,7 @@ def test_a_client_that_never_answers_is_asked_again_after_the_timeout():
 class Leaving(Delayed):
     """Nodes are there from a first to a last second of the run, once they are asked."""
 
-    away = {}
+    away: ClassVar = {}
 
     def known_clients(self):
         return None
@@ -354,12 +355,26 @@ def test_a_round_takes_a_reply_while_those_under_way_or_the_others_have_left(awa
 
 
 def test_a_round_waits_where_nobody_idle_is_there():
-    # client 1 is asked in round 1 only, and the others' replies are what rounds 2, 3 take
+    # of all only a reply in round 1 is known: rounds 2 and 3 take the later ones
     row = {"fate": "used", "round": "1", "asked": "0"}
     rows = [{**row, "client": str(k), "arrived": str(3 + k), "ended": str(1 + k)} for k in range(3)]
     _, seen = run(FedBuff(FedAvg(), FedBuffOptions(1)), grid_of(3, repeated(rows)), 3)
     assert [now.trained.clients for now in seen] == [[0], [1], [2]]
     assert [now.trained.sent for now in seen] == [3, 0, 0]
+
+
+@pytest.mark.parametrize("method", [FedAvg, lambda: FedBuff(FedAvg(), FedBuffOptions(1))])
+def test_a_round_begins_when_the_first_client_is_there(method):
+    options = FleetOptions(speed="equal", sample_seconds=1.0, available=0.1, day=1000.0)
+    fleet, now = Fleet(options), 0.0
+    _, seen = run(method(), grid_of(3, fleet), 300)
+    for one in seen[::13]:
+        now = seen[one.number - 2].trained.clock if one.number > 1 else 0.0
+        moments = np.arange(now, now + 1000, 0.05)
+        first = next(t for t in moments if any(fleet.available(k, 1, t) for k in range(3)))
+        assert one.trained.clock == pytest.approx(first + 1, abs=0.1)
+        assert all(fleet.available(k, 1, one.trained.clock - 0.99) for k in one.trained.clients)
+        assert one.trained.clients
 
 
 def test_who_breaks_off_is_a_failure_and_frees_its_place():
