@@ -363,6 +363,14 @@ def test_a_round_waits_where_nobody_idle_is_there():
     assert [now.trained.sent for now in seen] == [3, 0, 0]
 
 
+def test_who_is_away_is_there_when_its_part_of_a_day_begins():
+    fleet = log_normal(available=0.1, day=1000.0)
+    for k, now in enumerate(np.linspace(0, 1e5, 500)):
+        opens = fleet.opens(k, now)
+        assert opens - 999 < now <= opens and fleet.available(k, 1, opens)
+        assert opens == now or not fleet.available(k, 1, opens - 0.01)
+
+
 @pytest.mark.parametrize("method", [FedAvg, lambda: FedBuff(FedAvg(), FedBuffOptions(1))])
 def test_a_round_begins_when_the_first_client_is_there(method):
     options = FleetOptions(speed="equal", sample_seconds=1.0, available=0.1, day=1000.0)
