@@ -157,7 +157,7 @@ class Fleet:
         days = now / day - start
         if days % 1.0 < self.options.available:
             return now
-        return (math.floor(days) + 1 + start) * day * (1 + 1e-12)  # a rounding error later
+        return (math.floor(days) + 1 + start) * day
 
 
 class Measured:

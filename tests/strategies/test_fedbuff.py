@@ -367,7 +367,8 @@ def test_who_is_away_is_there_when_its_part_of_a_day_begins():
     fleet = log_normal(available=0.1, day=1000.0)
     for k, now in enumerate(np.linspace(0, 1e5, 500)):
         opens = fleet.opens(k, now)
-        assert opens - 999 < now <= opens and fleet.available(k, 1, opens)
+        assert opens - 999 < now <= opens
+        assert fleet.available(k, 1, opens)
         assert opens == now or not fleet.available(k, 1, opens - 0.01)
 
 
