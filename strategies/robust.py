@@ -99,6 +99,8 @@ class Robust(Wrapper):
     to its replies.
     """
 
+    sets_weights = True
+
     def __init__(self, strategy: Strategy, options: RobustOptions) -> None:
         if options.rule == "none":
             raise ValueError("Robust needs a rule: RobustOptions(rule='median')")

@@ -201,7 +201,9 @@ def _execute(
         )
         ended = best.exhausted or is_finished(strategy)
         paused = not ended and 0 < settings.until <= recorder.completed < settings.num_rounds
-        ending = Ending("interrupted" if paused else "completed", result.arrays, resumable=paused)
+        ending = Ending(
+            "interrupted" if paused else "completed", result.arrays, resumable=paused or ended
+        )
         for observer in observers:
             observer.end(ending)
     except FolderLost:  # nothing here is this run's any more

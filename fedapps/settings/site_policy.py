@@ -40,6 +40,11 @@ class SitePolicy(Options):
     )
     arrays: bool = option(True, "arrays may leave: models, gradients, learners")
     secure_sums: bool = option(False, "a run must use secure sums (secure.on)")
+    clients: str = option(
+        "*",
+        "columns that may name the site's clients (sites.client), with * for any letters: who "
+        "guesses a value sees whether it occurs",
+    )
     metrics: str = option("*", "names of the metrics that may leave, with * for any letters")
     counts: bool = option(True, "lists of numbers may leave: counts by class, sums by group")
     errors: bool = option(False, "texts of errors may leave; else only their class, and where")
@@ -58,6 +63,10 @@ class SitePolicy(Options):
                 names = read_settings(config).names  # and those that it wraps
             if other := [name for name in names if name not in allowed]:
                 return f"method = {other[0]!r}, but methods = {self.methods}"
+        if (column := str(config.get("sites.client") or "")) and not any(
+            fnmatchcase(column, one) for one in names_in(self.clients)
+        ):
+            return f"sites.client = {column!r}, but clients = {self.clients!r}"
         if self.secure_sums and config.get("secure.on") is not True:
             return "secure.on is not true, but secure-sums = true"
         if self.min_clients:
@@ -95,6 +104,10 @@ def read_policy(path: str) -> SitePolicy:
         key: ", ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in load_toml(Path(path)).items()
     }
+    if given.get("methods") == "":
+        raise UserError(
+            f"{path}: methods is empty: name those that may run, or leave it out for all"
+        )
     known = [kebab(part.name) for part in fields(SitePolicy)]
     for key in given:
         if key not in known:

@@ -109,6 +109,14 @@ def declared(strategy: Strategy) -> Capabilities | None:
     return None
 
 
+def counts_by_samples(strategy: Strategy) -> bool:
+    """Return whether models count by the weights that the clients report."""
+    if any(getattr(one, "sets_weights", False) for one in chain(strategy)):
+        return False
+    found = declared(innermost(strategy))
+    return found is None or found.aggregation == "weighted average"
+
+
 def declarer(strategy: Strategy) -> str:
     """Return the name of the class whose aggregation :func:`declared` describes:
     Flower's wrappers are looked through.

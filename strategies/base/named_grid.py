@@ -30,6 +30,8 @@ from fedapps.strategies.base.wrapped_grid import WrappedGrid
 IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start
 LATECOMER_TIMEOUT = 60.0
+#: Nodes that are asked first whether the app of the clients has an answer.
+FIRST_ASKED = 3
 LONGEST_NAME = 100
 
 
@@ -217,11 +219,15 @@ class NamedGrid(WrappedGrid):
             # only registered nodes have a name; others make new keys
             key = known[node].public_key if getattr(known.get(node), "name", "") else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
+                # without the registered name nobody knows which of the two lies
+                whose = (
+                    "is the name of" if owners.get(client, node) != node else "was told first by"
+                )
                 self._refuse(
                     node,
                     node,
-                    f"node {node} says that it is client {client!r}, which is the name of a node "
-                    "with another key: give every node its own client-id",
+                    f"node {node} says that it is client {client!r}, which {whose} a node with "
+                    "another key: give every node its own client-id, the name of its key",
                 )
             elif client not in live:
                 live[client] = node
@@ -250,11 +256,11 @@ class NamedGrid(WrappedGrid):
             self._unrecorded.append(Failure(client, reason, name, answered=False, broken=False))
 
     def _ask(self, nodes: Sequence[int]) -> list[tuple[int, Message]]:
-        """Ask nodes for their names, one of them first if none has a name yet; return
-        (node, answer), nothing if the app is mute.
+        """Ask nodes for their names, three of them first if none has a name yet; return
+        (node, answer), nothing if the app of most of these is mute.
         """
         answers: list[tuple[int, Message]] = []
-        first = [] if self._ids else list(nodes[:1])
+        first = [] if self._ids else list(nodes[:FIRST_ASKED])
         for group in (first, nodes[len(first) :]):
             if not group or self._mute:
                 continue
@@ -280,12 +286,8 @@ class NamedGrid(WrappedGrid):
                 (by_question.get(a.metadata.reply_to_message_id, a.metadata.src_node_id), a)
                 for a in heard
             ]
-            if (
-                group is first
-                and heard
-                and heard[0].has_error()
-                and _tells_no_answer(heard[0].error.reason)
-            ):
+            mute = [a for a in heard if a.has_error() and _tells_no_answer(a.error.reason)]
+            if group is first and 2 * len(mute) > len(heard):
                 self._mute = True
                 log(
                     WARNING,

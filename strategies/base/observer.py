@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # reports import observers and need no Flower
 class Ending:
     """How a run ended. ``status``: completed, interrupted or failed. ``arrays``: its
     final model, if it has one. ``error``: what ended it, if something did.
-    ``resumable``: whether a resumed run can go on from the state at the end.
+    ``resumable``: whether a resumed run can go on from the state at the end, or must
+    know that there is nothing to go on with.
     """
 
     status: str

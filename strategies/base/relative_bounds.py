@@ -72,13 +72,17 @@ class RelativeBounds:
         most: float,
         *,
         beside: str = "",
+        weights: Sequence[float] = (),
     ) -> tuple[dict[int, str], list[ClientId]]:
         """Shorten the updates of (client, message sent, reply) to ``most`` times the
         median of their norms (0: none); return place -> reason of the
         replies to leave out, and the clients whose updates were shortened.
 
         Replies are models. ``beside``: prefix of the arrays that are not the model's.
+        ``weights``: with which they count; none: alike.
         """
+        usual_weight = statistics.median_low(weights) if weights else 1.0
+        heavier = [max(1.0, weight / usual_weight) for weight in weights or [1.0] * len(replies)]
         wild: dict[int, str] = {}
         shortened: list[ClientId] = []
         starts: dict[int, Arrays] = {}  # messages of one phase mostly share the model
@@ -91,8 +95,8 @@ class RelativeBounds:
             if len(rows) > 1 and usual:
                 self.usual[statistic] = usual
             usual = self.usual.get(statistic, 0.0) if len(rows) == 1 else usual
-            bound = most * usual or math.inf
             for place, row in enumerate(rows):
+                bound = most * usual / heavier[place] or math.inf
                 if not usual or row.norm <= min(bound, WILD * usual) or place in wild:
                     continue
                 # the norm of the model is needed for outliers only
@@ -108,13 +112,13 @@ class RelativeBounds:
                     shortened += [row.client] if row.client not in shortened else []
                     log(
                         WARNING,
-                        "client %s: its %s is shortened from %.4g to %.4g, %g times the median "
+                        "client %s: its %s is shortened from %.4g to %.4g, %.3g times the median "
                         "of the round (max-relative-update)",
                         row.client,
                         GROUPS[statistic],
                         row.norm,
                         bound,
-                        most,
+                        bound / usual,
                     )
         return wild, shortened
 

@@ -27,6 +27,7 @@ from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.agreement import Agreement, without
 from fedapps.strategies.base.capabilities import (
     Capabilities,
+    counts_by_samples,
     declared,
     is_private,
     needs_alike,
@@ -89,7 +90,8 @@ class Rules:
     is one array of whole numbers, as many as were asked for. Without one of the first
     two, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a
     number above 0 (``None``: none). ``alike``: the replies of a phase must hold the
-    same metrics. ``beside``, ``any_scale``: as in ``Capabilities``. ``relative``:
+    same metrics. ``by_weight``: models count by ``weight``. ``beside``, ``any_scale``:
+    as in ``Capabilities``. ``relative``:
     the replies of a round are compared with each other (``relative_bounds``). Not under
     differential privacy: one client's data would change what others contribute, and the
     noise is not made for that.
@@ -101,6 +103,7 @@ class Rules:
     weight: str | None = None
     bound: UpdateBound = UpdateBound()
     alike: bool = False
+    by_weight: bool = False
     beside: str = ""
     any_scale: bool = False
     relative: bool = False
@@ -115,7 +118,7 @@ class Rules:
         self.like_model, self.updates = replies == "model", replies == "update"
         self.sums = replies == "sums"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
-        self.alike = needs_alike(strategy)
+        self.alike, self.by_weight = needs_alike(strategy), counts_by_samples(strategy)
         self.relative = not is_private(strategy)
         found = declared(strategy) or Capabilities()
         self.beside, self.any_scale = found.beside, found.any_scale

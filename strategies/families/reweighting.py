@@ -125,6 +125,7 @@ class Reweighting(WeightMemory):
 
     #: The weights of a second wrapper around this one would be overwritten.
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
+    sets_weights = True
 
     def __init__(
         self,
