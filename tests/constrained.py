@@ -2,8 +2,7 @@
 methods.
 """
 
-from fedapps.clients import MessageStore, to_client_app
-from fedapps.clients.fedfw import FedFWClient
+from fedapps.clients import FedFWClient, MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
 from tests.helpers import simulate

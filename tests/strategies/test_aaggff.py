@@ -104,8 +104,10 @@ def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
 
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
     on = {"clients_per_round": 3}
-    said = r"round 1 samples 3 of 4: set .*, or use AAggFF-D"
-    refused(lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on), said)
+    refused(
+        lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on),
+        r"round 1 samples 3 of 4: set .*, or use AAggFF-D",
+    )
     half = AAggFFS(FedAvg(fraction_train=0.5))
     refused(lambda: play(half, client, 4, START), "round 1 samples 2 of 4")
 

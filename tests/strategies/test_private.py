@@ -97,8 +97,9 @@ def test_a_reply_of_another_shape_counts_as_an_update_of_zero(odd):
     replies = list(grid.send_and_receive(messages))
     (sent,) = replies[2].content.array_records.values()
     sent["w"] = Array(odd)
-    released = strategy.aggregate_train(1, replies)[0]
-    np.testing.assert_allclose(released["w"].numpy(), sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        strategy.aggregate_train(1, replies)[0]["w"].numpy(), sum(clipped(1.0)[:2]) / 3, rtol=1e-5
+    )
 
 
 def summed(result, count):
@@ -124,8 +125,9 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
         return summed(simulate(private(FedAvg(), 0.7), some, 3, START, 1), 3)
 
     without = total(that_fails(EchoClient)(0))
-    moved = [np.linalg.norm(total(Any(0)) - without) for _ in range(50)]
-    assert max(moved) == pytest.approx(0.7, rel=1e-4)
+    assert max([np.linalg.norm(total(Any(0)) - without) for _ in range(50)]) == pytest.approx(
+        0.7, rel=1e-4
+    )
 
 
 LISTS = [[[1.0]] * 2 + [2.0] * 2, [0.5, 0.5, 80.0, 80.0]]
@@ -140,8 +142,9 @@ def test_no_client_decides_whose_update_counts(name, told, bound):
 
     def total(fifth):
         def make(i):
-            kind = that_fails(EchoClient) if i == 4 and fifth is None else EchoClient
-            return kind(100.0 if i < 2 else -100.0, metrics={name: told[i] if i < 4 else fifth})
+            return (that_fails(EchoClient) if i == 4 and fifth is None else EchoClient)(
+                100.0 if i < 2 else -100.0, metrics={name: told[i] if i < 4 else fifth}
+            )
 
         return summed(play(private(FedAvg(), 1.0), make, 5, START, on={"bound": bound}), 5)
 
@@ -163,13 +166,15 @@ def test_the_noise_has_the_right_size_and_is_not_the_runs():
 
 def test_a_server_optimiser_gets_the_noisy_average():
     """FedAdam's first step from m = 0, v = tau^2, on a known noise."""
-    strategy = private(FedAdam(), rng=np.random.default_rng(5))
-    got = arrays_of(simulate(strategy, client, 3, {"w": np.zeros(4)}, 1))["w"]
+    got = arrays_of(
+        simulate(private(FedAdam(), rng=np.random.default_rng(5)), client, 3, {"w": np.zeros(4)}, 1)
+    )["w"]
     delta = (sum(clipped(1.0)) + np.random.default_rng(5).normal(0, 1.0, 4)) / 3
     o = FedAdam().options
     v = o.beta_2 * o.tau**2 + (1 - o.beta_2) * delta**2
-    step = o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau)
-    np.testing.assert_allclose(got, step, rtol=1e-6)
+    np.testing.assert_allclose(
+        got, o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,10 +193,13 @@ def test_the_budget_ends_the_run():
     assert rounds[-1].evaluate_metrics is not None  # the last round of a run is evaluated
     assert rounds[-1].train_metrics["epsilon"] == strategy.privacy_spent()["epsilon"] <= bound
     again.load_state_dict(strategy.state_dict())
-    later = play(again, client, 3, START, 12, first_round=11).seen
-    assert [now.trained.bytes_down for now in later] == [0]
-    said = r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38"
-    refused(lambda: private(FedAvg(), max_epsilon=1.0), said)
+    assert [
+        now.trained.bytes_down for now in play(again, client, 3, START, 12, first_round=11).seen
+    ] == [0]
+    refused(
+        lambda: private(FedAvg(), max_epsilon=1.0),
+        r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38",
+    )
 
 
 class Library:
@@ -220,8 +228,9 @@ class Gradient(EchoClient):
 def boost(wrap, shifts, examples):
     options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
     make = lambda i, _: Gradient(-0.1 * np.arange(4) * shifts[i], examples[i])
-    strategy = wrap(FedBoost(Library(), options, fraction_evaluate=0))
-    return arrays_of(simulate(strategy, make, 3, {}, 2))["alpha-last"]
+    return arrays_of(
+        simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2)
+    )["alpha-last"]
 
 
 def test_fedboosts_gradient():

@@ -21,7 +21,7 @@ from fedapps.strategies import (
     Scaffold,
     UpdateBound,
 )
-from tests.helpers import EchoClient, arrays_of, play
+from tests.helpers import EchoClient, arrays_of, play, refused
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -65,8 +65,9 @@ def test_a_short_update_with_a_giant_weight_mutes_nobody():
     """Bound and cap together: the attacker moves the model at most by its share of the
     bound.
     """
-    bound = UpdateBound(2.0, "clip", max_weight=10.0)
-    got, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], bound)
+    got, _, _ = run(
+        [1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip", max_weight=10.0)
+    )
     assert got == pytest.approx((20 * 10 - 100 * np.sqrt(2)) / 300, rel=1e-5)
     only_bound, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip"))
     assert only_bound == pytest.approx(-np.sqrt(2), rel=1e-5)  # everybody else is muted
@@ -199,8 +200,11 @@ def test_the_limit_can_be_set():
     high, low = (UpdateBound(max_array_value=most) for most in (2.0, 0.5))
     _, (now,) = scaffold(0.7, {"learning-rate": 0.1}, 1, high)
     assert not now.failures
-    with pytest.raises(RuntimeError, match=r"\(limit 0\.5\): the client has probably diverged"):
-        scaffold(0.7, {"learning-rate": 0.1}, 1, low)
+    refused(
+        lambda: scaffold(0.7, {"learning-rate": 0.1}, 1, low),
+        r"\(limit 0\.5\): the client has probably diverged",
+        RuntimeError,
+    )
 
 
 # --- updates --------------------------------------------------------------------------
@@ -260,11 +264,6 @@ def test_a_long_update_is_shortened_to_five_medians(caplog):
     assert arrays["bn.num_batches_tracked"] == 7
 
 
-def test_no_bound_no_change():
-    arrays, (now,) = run_changed(step(1.0), step(1.0), step(9.0), bound=None)
-    assert (moved(arrays), now.trained.shortened) == (pytest.approx(11 / 3, rel=1e-5), [])
-
-
 def test_within_the_bound_nothing_is_touched():
     """The same bits as without it."""
     within = [step(1.0 + i, 0.1 + 0.3 * i) for i in range(4)]
@@ -305,9 +304,10 @@ def test_what_masks_is_no_length_of_the_model():
 
 
 def test_a_zero_model_can_take_any_step_that_others_take_too():
-    start = {"w": np.zeros((3, 4), np.float32)}
     change = lambda size: lambda a: [a[0] + np.float32(size)]
-    arrays, (now,) = run_changed(change(1e6), change(2e6), change(3e6), start=start)
+    arrays, (now,) = run_changed(
+        change(1e6), change(2e6), change(3e6), start={"w": np.zeros((3, 4), np.float32)}
+    )
     assert not now.failures
     assert arrays["w"][0, 0] == pytest.approx(2e6)
 
@@ -348,8 +348,10 @@ def test_under_differential_privacy_no_reply_depends_on_another(private):
 
 
 def test_control_variates_are_not_part_of_the_update():
-    variate = lambda i: lambda a: [a[0] + np.float32(0.1), a[1] + np.float32(10.0**i)]
-    changes, start = map(variate, range(3)), {"w": LAYERS["w"]}
+    changes, start = (
+        map(lambda i: lambda a: [a[0] + np.float32(0.1), a[1] + np.float32(10.0**i)], range(3)),
+        {"w": LAYERS["w"]},
+    )
     _, (now,) = run_changed(*changes, strategy=Scaffold(), start=start)
     assert not now.trained.shortened
 
@@ -366,8 +368,9 @@ def test_a_negative_variance_is_left_out():
 
 
 def test_the_noise_of_privacy_leaves_no_negative_variance():
-    options = PrivacyOptions(noise_multiplier=50.0)
-    strategy = Private(FedAvg(), options, rng=np.random.default_rng(0))
+    strategy = Private(
+        FedAvg(), PrivacyOptions(noise_multiplier=50.0), rng=np.random.default_rng(0)
+    )
     arrays, _ = run_changed(step(0.1), step(0.1), strategy=strategy)
     assert arrays["bn.running_var"].min() == 0
     assert arrays["w"].min() < 0
