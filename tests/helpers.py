@@ -22,6 +22,8 @@ from fedapps.strategies import ClientGrid, run_rounds
 from fedapps.testing.problems import blobs as blobs, small_net as small_net
 
 ROOT = Path(__file__).resolve().parents[1]
+#: A model of two numbers.
+START = {"w": np.zeros(2, np.float32)}
 
 
 def fedapps(*words, cwd=None, path=(), **environment):

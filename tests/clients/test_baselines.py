@@ -43,6 +43,7 @@ from fedapps.strategies import (
 )
 from tests.clients.federation import headed, initial, train_nets
 from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, refused, small_net, that_fails
+from tests.quadratics import Scalar
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -386,12 +387,6 @@ class Quadratic(PerFedAvgClient):
         return 0.5 * way @ self.H @ way
 
 
-class Vector(torch.nn.Module):
-    def __init__(self, seed=0):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(2))
-
-
 @pytest.mark.parametrize("hessian", ["none", "differences"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
@@ -402,7 +397,9 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
         "per-fedavg-alpha": 0.3,
         "per-fedavg-hessian": hessian,
     }
-    (result,), _, _ = Quadratic(Vector, blobs(1), 0).fit([np.float32([4.0, 3.0])], config)
+    (result,), _, _ = Quadratic(lambda seed: Scalar(2), blobs(1), 0).fit(
+        [np.float32([4.0, 3.0])], config
+    )
     w, velocity = torch.tensor([4.0, 3.0]), torch.zeros(2)
     shrink = torch.eye(2) - 0.3 * Quadratic.H
     for _ in range(10):

@@ -169,7 +169,7 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta, rounds):
     """
     strategy = PFedMe(PFedMeOptions(lambda_, 60, 0.9 / lambda_, beta))
     server_model, stores = run_quadratics(
-        strategy, PFedMeClient, rounds, 60, **{"learning-rate": 1 / (10 + lambda_)}
+        strategy, PFedMeClient, rounds, 30, **{"learning-rate": 1 / (10 + lambda_)}
     )
     weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
     want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)

@@ -12,6 +12,7 @@ from fedapps.clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, FedAvg
 from tests.helpers import (
+    START,
     LossyClient,
     arrays_of,
     assert_arrays,
@@ -23,7 +24,6 @@ from tests.helpers import (
     that_fails,
 )
 
-START = {"w": np.zeros(2, np.float32)}
 PRINTED = {"step": "paper", "rate": 1.0, "cap": 0.0, "prior": "uniform"}
 
 

@@ -15,7 +15,7 @@ from fedapps.data.source import Source
 from fedapps.strategies import DFWTrace, DFWTraceOptions, FedFW, FedFWOptions, ProjectedFedAvg
 from fedapps.tasks.observations import observations
 from fedapps.tasks.options import MatrixCompletionOptions
-from tests.constrained import World, stepping
+from tests.constrained import World, lost, stepping
 from tests.helpers import arrays_of, refused
 
 RATINGS = observations(
@@ -177,11 +177,6 @@ def solution(domain, parts):
 
 def value(parts, x):
     return float(np.mean([part.value(x) for part in parts]))
-
-
-def lost(client, server_round):
-    """One reply in ten."""
-    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
 
 
 SETTINGS = {

@@ -331,10 +331,11 @@ def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
     return alpha, lambda_, np.mean(alphas, axis=0), np.mean(lambdas, axis=0)
 
 
-ASKED = [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "failing": (0,)}]
-
-
-@pytest.mark.parametrize("asked", ASKED, ids=["two of three", "one fails", "both"])
+@pytest.mark.parametrize(
+    "asked",
+    [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "failing": (0,)}],
+    ids=["two of three", "one fails", "both"],
+)
 @pytest.mark.parametrize("loss", ["log", "squared"])
 @pytest.mark.parametrize("kind", [FedBoost, AFLBoost])
 def test_three_rounds_by_hand(kind, loss, asked):

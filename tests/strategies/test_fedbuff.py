@@ -239,7 +239,7 @@ def test_a_real_run_is_repeated_on_the_simulated_clock(options, pace):
 def test_the_order_of_polling_does_not_matter():
     def last(kind):
         # all replies of a round come with one poll
-        grid = grid_of(6, RealClock(pause=0.4), towards, 4, inner=kind)
+        grid = grid_of(6, RealClock(pause=0.2), towards, 4, inner=kind)
         return run(FedBuff(FedAvg(), FedBuffOptions(3)), grid, 4)[0]["w"]
 
     np.testing.assert_array_equal(

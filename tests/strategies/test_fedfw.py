@@ -16,7 +16,7 @@ from fedapps.clients import FedFWClient, ProjectedClient
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
 from fedapps.tasks.convex import Lasso
-from tests.constrained import World, stepping
+from tests.constrained import World, lost, stepping
 from tests.helpers import refused
 
 
@@ -48,7 +48,8 @@ def test_the_one_dimensional_counter_example(variant, dual, low, high):
     """
     problems = [ObjectiveProblem(LeastSquares([[1.0]], [target])) for target in (3.0, -1.0)]
     world = World(L1Ball((1,), 1.0), problems)
-    x_bar, _ = world.run(FedFW(world.domain, FedFWOptions(dual_step=dual), variant), 1000)
+    strategy = FedFW(world.domain, FedFWOptions(dual_step=dual), variant)
+    x_bar, _ = world.run(strategy, 1000 if high else 100)
     assert low <= x_bar[0] <= high + 1e-12
 
 
@@ -202,11 +203,6 @@ def suboptimality(x):
     return float(np.sum(h * ((x - TARGETS) ** 2 - (solution - TARGETS) ** 2)) / 6)
 
 
-def lost(client, server_round):
-    """One reply in ten."""
-    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
-
-
 SETTINGS = {
     "all": {},
     "half sampled": {"clients_per_round": 3},
@@ -331,16 +327,6 @@ def test_steps_count_what_a_client_does_with_partial_participation():
 
 
 # --- atoms ----------------------------------------------------------------------------
-
-
-def test_the_bytes_of_an_atom_do_not_depend_on_the_dimension():
-    def sizes(d):
-        world = World(L1Ball((d,), 1.0), quadratics(d))
-        world.run(FedFW(world.domain), 3)
-        return {now.trained.bytes_up for now in world.rounds[1:]}
-
-    assert sizes(4) == sizes(4000)
-    assert len(sizes(4)) == 1
 
 
 def test_a_bad_atom_is_skipped_and_its_client_named(caplog):

@@ -292,15 +292,6 @@ NOT_PRIVATE = {
         "computes from the clients' data: the vocabulary and the library",
     ),
 }
-PRIVATE = [
-    {},
-    {"method": "fedboost"},
-    {"method": "fedboost", "fedboost.library": "FOLDER", "fedboost.public-library": True},
-    {"method": "fedboost", "task": "ensemble-classification", "ensemble.predictors": 3},
-    {"method": "fedevg"},
-    {"task": "text"},
-    {"task": "tabular"},
-]
 
 
 def assembled(given, tmp_path):
@@ -326,7 +317,18 @@ def test_anything_computed_from_clients_data_before_the_first_round_is_refused(c
     refused(lambda: assembled(given, tmp_path), f"^dp.noise-multiplier.*{message}", UserError)
 
 
-@pytest.mark.parametrize("given", PRIVATE)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "fedboost"},
+        {"method": "fedboost", "fedboost.library": "FOLDER", "fedboost.public-library": True},
+        {"method": "fedboost", "task": "ensemble-classification", "ensemble.predictors": 3},
+        {"method": "fedevg"},
+        {"task": "text"},
+        {"task": "tabular"},
+    ],
+)
 def test_private_runs_without_such_data_are_accepted(given, tmp_path):
     assert isinstance(assembled(given, tmp_path), Private)
 
@@ -353,42 +355,43 @@ main(sys.argv[1:])
 """
 
 
-def killed_in_round_5(folder, *words):
-    """Run a command that is killed, as by ``kill -9``, when the model of round 5
-    leaves; the last checkpoint is of round 4.
-    """
-    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
-    job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
-    job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", *words]
-    command = [sys.executable, "-c", KILLED, "run", "--engine", "inline", "--out", str(folder)]
-    assert subprocess.run([*command, *job], check=False).returncode == -signal.SIGKILL
+def resumed(folder):
+    """Resume a run; return its summary."""
     assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 0
     return summary_of(folder)
 
 
-def test_a_repeated_round_is_a_further_release(tmp_path):
-    """Clients have seen two noisy sums of round 5."""
-    summary = killed_in_round_5(tmp_path / "r")
+def test_a_repeated_round_is_a_further_release(tmp_path, capsys):
+    """A run is killed, as by ``kill -9``, when the model of round 5 leaves; the last
+    checkpoint is of round 4. Clients will see two noisy sums of round 5.
+    """
+    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
+    folder, free, most = tmp_path / "r", tmp_path / "free", gaussian_epsilon(1.1, 5, 1e-5) + 0.01
+    job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
+    job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3"]
+    job += [f"dp.max-epsilon={most}", "--out", str(folder)]
+    command = [sys.executable, "-c", KILLED, "run", "--engine", "inline", *job]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    shutil.copytree(folder, free)
+    settings = (free / "settings.toml").read_text()
+    assert f"dp.max-epsilon = {most}" in settings
+    (free / "settings.toml").write_text(settings.replace(str(most), "0.0"))
+    summary = resumed(free)
     assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 7, 1e-5))
     assert summary["delta"] == 1e-5
-    lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
+    lines = (free / "releases.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 5, 6]
-
-
-def test_releases_before_a_resume_use_up_the_budget(tmp_path, capsys):
-    """Five have happened, and a sixth would spend more: the run ends with the model of
-    its checkpoint.
-    """
-    most = gaussian_epsilon(1.1, 5, 1e-5) + 0.01
-    summary = killed_in_round_5(tmp_path / "r", f"dp.max-epsilon={most}")
+    # with the budget a sixth release would spend more: the run ends with the model of
+    # its checkpoint
+    summary = resumed(folder)
     assert summary["epsilon"] == pytest.approx(most - 0.01)
     assert (summary["rounds-completed"], summary["status"]) == (4, "completed")
     model, kept = (
-        load_file(tmp_path / "r" / place / "model.safetensors") for place in (".", "checkpoint/4")
+        load_file(folder / place / "model.safetensors") for place in (".", "checkpoint/4")
     )
     assert all(np.array_equal(model[name], kept[name]) for name in kept)
-    shutil.rmtree(tmp_path / "r" / "checkpoint")
-    assert main(["run", "--engine", "inline", "--resume", "--out", str(tmp_path / "r")]) == 2
+    shutil.rmtree(folder / "checkpoint")
+    assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 2
     assert "no checkpoint, and its 5 releases have spent" in capsys.readouterr().err
 
 

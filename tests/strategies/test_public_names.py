@@ -43,7 +43,6 @@ from fedapps.strategies import (
 from fedapps.strategies.fedavg import FlowerArguments
 from tests.helpers import EchoClient, refused
 
-PUBLIC = [(package, name) for package in (strategies, clients) for name in package.__all__]
 METHODS = [
     name
     for name in strategies.__all__
@@ -61,7 +60,10 @@ class Client(EchoClient):
         return arrays, number, {**metrics, "loss-before": 1.0, "alpha": 0.5}
 
 
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [(package, name) for package in (strategies, clients) for name in package.__all__],
+)
 def test_every_public_class_says_what_it_takes(package, name):
     kind = getattr(package, name)
     assert kind.__doc__

@@ -223,7 +223,6 @@ def altered(step, facts, place):
 
 
 single = lambda members, _: {name: 1.0 if name == "0" else 1e-6 for name in members}
-SIGNED = "is not signed by it"
 #: What a server changes; at which step how many clients refuse, and what they say; what
 #: weighs the clients, if not FedAvg; whether there is no sum.
 LIES = {
@@ -262,7 +261,7 @@ LIES = {
         ),
         *("reveal", 2, "valid signatures of the survivors", None, 0),
     ),
-    "swapped keys": (exchanged, "train", 5, SIGNED, None, 1),
+    "swapped keys": (exchanged, "train", 5, "is not signed by it", None, 1),
     "altered shares": (altered, "train", 5, "altered, or belongs to another session", None, 1),
 }
 

@@ -302,13 +302,10 @@ def grown(parts, depth, steps, growth, bins=64, loss=NUMBER, outputs=1):
     return forest
 
 
-PLAIN = Growth(min_leaf=1, l2=0.0, rate=1.0, max_step=100.0)
-
-
 def test_the_start_is_the_mean_and_the_first_tree_is_that_of_least_squares():
     x, y = rows()
     depth = 3
-    forest = grown([(x, y)], depth, 2 + depth, PLAIN)
+    forest = grown([(x, y)], depth, 2 + depth, Growth(min_leaf=1, l2=0.0, rate=1.0, max_step=100.0))
     assert forest.base == pytest.approx(y.mean(), abs=1 / UNIT)
     feature, threshold, value = fit_tree(x, (y - forest.base)[:, None], depth)
     wanted = walk(feature[None], threshold[None], value[None], x)[0, :, 0]

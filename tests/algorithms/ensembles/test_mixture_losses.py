@@ -325,9 +325,6 @@ def test_gamma_one_is_plain_mirror_descent(problem):
     np.testing.assert_array_equal(chain_rule(gradient, gamma), gradient)
 
 
-TABLES = np.array([[0.9, 0.1], [0.2, 0.8]])
-
-
 # --- bad input ------------------------------------------------------------------------
 
 
@@ -352,7 +349,11 @@ def test_a_bad_budget(budget, sampling):
     ],
 )
 def test_bad_input_of_a_density_loss(changed, message):
-    given = {"alpha": (0.5, 0.5), "tables": TABLES, "f": (0.4, 0.6)} | changed
+    given = {
+        "alpha": (0.5, 0.5),
+        "tables": np.array([[0.9, 0.1], [0.2, 0.8]]),
+        "f": (0.4, 0.6),
+    } | changed
     for loss in (log_loss, squared_loss_density):
         refused(lambda: loss(*map(np.array, given.values())), message)
 

@@ -9,11 +9,12 @@ from tests.helpers import assert_arrays, blobs, refused, small_net
 UNIFORM = np.full(3, 1 / 3)
 OTHER_SIZE = "predictors over 5 outcomes, but the client counts 6"
 COUNTS = {0: 3, 2: 1, 4: 4}
-TEST = {1: 1, 2: 1}
 
 
 def density(loss="log", epsilon=0.1):
-    return DensityData(Histogram.of_counts(COUNTS, 6), Histogram.of_counts(TEST, 6), epsilon, loss)
+    return DensityData(
+        Histogram.of_counts(COUNTS, 6), Histogram.of_counts({1: 1, 2: 1}, 6), epsilon, loss
+    )
 
 
 def some_tables(size=6):

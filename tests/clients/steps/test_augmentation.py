@@ -40,7 +40,6 @@ OWN = {
     "per-fedavg-hessian": "none",
     "per-fedavg-steps": 1,
 }
-KINDS = (FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient, FedALAClient)
 
 
 def images(n: int = 24, seed: int = 0) -> torch.Tensor:
@@ -114,7 +113,9 @@ class Seen:
         return super().loss(x, y)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient, FedALAClient]
+)
 def test_a_method_trains_on_augmented_images_and_scores_its_own(kind):
     client = type("Watched", (Seen, kind), {"reads": kind.reads})(net, data_of(), 3)
     client.trained, client.scored = [], []

@@ -50,7 +50,6 @@ from fedapps.clients.steps import cohorts, stacked
 from tests.helpers import assert_arrays
 
 SIZES = (23, 9, 3, 1, 20, 14)
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DEVICE = "cpu"
 PLAIN = {"seed": 1, "server-round": 2, "local-epochs": 3, "batch-size": 5, "learning-rate": 0.05}
 
@@ -69,7 +68,7 @@ def data(size: int, number: int) -> ClientData:
     return ClientData(split, split, split)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nets and samples be there, on machines with a GPU also on that."""
     monkeypatch.setitem(globals(), "DEVICE", request.param)

@@ -21,9 +21,7 @@ from fedapps.strategies import (
     Scaffold,
     UpdateBound,
 )
-from tests.helpers import EchoClient, arrays_of, play, refused
-
-START = {"w": np.zeros(2, np.float32)}
+from tests.helpers import START, EchoClient, arrays_of, play, refused
 
 
 def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):

@@ -17,10 +17,9 @@ from fedapps.strategies import ClientGrid, FedAvg, FedBoost, Patience, TooFewRep
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process
 from fedapps.strategies.base.messages import content_bytes, metrics_of
 from fedapps.strategies.base.reply_validation import Rules
-from tests.helpers import EchoClient, arrays_of, play, refused, simulate, that_fails
+from tests.helpers import START, EchoClient, arrays_of, play, refused, simulate, that_fails
 from tests.strangers import Unruly, asks, stranger, unruly
 
-START = {"w": np.zeros(2, np.float32)}
 ECHO = to_client_app(lambda context: EchoClient(0))
 
 

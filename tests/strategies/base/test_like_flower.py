@@ -30,10 +30,9 @@ from fedapps.strategies import (
 )
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.rounds import usable
-from tests.helpers import EchoClient, arrays_of, assert_arrays, play, refused, simulate
+from tests.helpers import START, EchoClient, arrays_of, assert_arrays, play, refused, simulate
 from tests.strangers import Unruly, stranger
 
-START = {"w": np.zeros(2, np.float32)}
 SENT = ArrayRecord({"w": Array(START["w"])})
 MINIMA = {"min_train_nodes": 2, "min_evaluate_nodes": 2, "min_available_nodes": 2}
 

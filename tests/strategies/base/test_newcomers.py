@@ -10,10 +10,8 @@ from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.strategies import ClientGrid, FedAvg
-from tests.helpers import EchoClient, arrays_of, play, refused
+from tests.helpers import START, EchoClient, arrays_of, play, refused
 from tests.strangers import Unruly
-
-START = {"w": np.zeros(2, np.float32)}
 
 
 class Guest(EchoClient):

@@ -27,9 +27,8 @@ from fedapps.strategies import (
     SuPerFed,
     TERMOptions,
 )
-from tests.helpers import EchoClient, LossyClient, arrays_of, refused, simulate
+from tests.helpers import START, EchoClient, LossyClient, arrays_of, refused, simulate
 
-START = {"w": np.zeros(2, np.float32)}
 LOSSES, SHIFTS, SIZES = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [5, 1, 2]
 TILTED = np.exp(LOSSES) / np.exp(LOSSES).sum()
 FREE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}

@@ -1,4 +1,6 @@
-"""Noise of the clients: whole numbers with the probabilities of a discrete Gaussian."""
+"""Numbers of secure sums: noise that is whole, fixed point, and what a graph of few
+neighbours leaves to chance.
+"""
 
 import numpy as np
 import pytest

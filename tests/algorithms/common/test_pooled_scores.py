@@ -1,5 +1,5 @@
-"""Concordance and survival from counts: against loops over pairs and over times, and
-against all subjects together.
+"""Scores from counts and sums of clients: concordance and survival, precision and
+recall, errors of numbers.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from sklearn.metrics import (
 from fedapps.algorithms.common.confusion import (
     class_measures,
     confusion_counts,
-    counts_fault,
+    fault as counts_fault,
     macro_measures,
     margins,
 )

@@ -1,5 +1,5 @@
-"""The choice by losses: the shrunk curve against a simulation with known variances, the
-weights against their limits.
+"""What clients have for themselves: choices by losses, mixing weights, points of a
+simplex.
 """
 
 import numpy as np
