@@ -374,7 +374,7 @@ def test_a_repeated_round_is_a_further_release(tmp_path, capsys):
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     shutil.copytree(folder, free)
     settings = (free / "settings.toml").read_text()
-    assert f"dp.max-epsilon = {most}" in settings
+    assert f"max-epsilon = {most}\n" in settings
     (free / "settings.toml").write_text(settings.replace(str(most), "0.0"))
     summary = resumed(free)
     assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 7, 1e-5))
