@@ -54,7 +54,7 @@ def final(kind, rounds, sampled):
     return arrays_of(result)["x"], strategy, memory
 
 
-@pytest.mark.parametrize("sampled, rounds", [(1, 600), (2, 400), (5, 400)])
+@pytest.mark.parametrize(("sampled", "rounds"), [(1, 600), (2, 400), (5, 400)])
 def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled, rounds):
     result, _, _ = final(FedDyn, rounds, sampled)
     np.testing.assert_allclose(result, OPTIMUM, atol=1e-6)
