@@ -2,8 +2,9 @@
 methods.
 """
 
-from fedapps.clients import MessageStore, to_client_app
-from fedapps.clients.fedfw import FedFWClient
+import numpy as np
+
+from fedapps.clients import FedFWClient, MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
 from tests.helpers import simulate
@@ -19,6 +20,11 @@ def stepping(change, kind=FedFWClient):
             return change(self.client_id, config, *super().step(x_bar, config))
 
     return Changed
+
+
+def lost(client, server_round):
+    """One reply in ten."""
+    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
 
 
 class World:

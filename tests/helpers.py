@@ -22,6 +22,8 @@ from fedapps.strategies import ClientGrid, run_rounds
 from fedapps.testing.problems import blobs as blobs, small_net as small_net
 
 ROOT = Path(__file__).resolve().parents[1]
+#: A model of two numbers.
+START = {"w": np.zeros(2, np.float32)}
 
 
 def fedapps(*words, cwd=None, path=(), **environment):
@@ -272,13 +274,14 @@ class EchoClient(NumPyClient):
 
 
 def that_fails(kind, rounds=None):
-    """Return clients of class ``kind`` whose training fails: in these rounds, or
-    always.
+    """Return clients of class ``kind`` whose training fails: in these rounds, where
+    ``rounds(client, round)`` says so, or always.
     """
 
     class Failing(kind):
         def fit(self, parameters, config):
-            if rounds is None or config["server-round"] in rounds:
+            now = config["server-round"]
+            if rounds(self.client_id, now) if callable(rounds) else rounds is None or now in rounds:
                 raise RuntimeError("the disk of this site is full")
             return super().fit(parameters, config)
 

@@ -98,13 +98,13 @@ def loop_app(
     return app
 
 
-def own_app(kind):
+def own_app(kind, net=seeded):
     stores = {}
 
     def client_fn(context):
         number = context.node_config["partition-id"]
         store = stores.setdefault(number, clients.MessageStore(RecordDict()))
-        return kind(seeded, blobs(number), number, store)
+        return kind(net, blobs(number), number, store)
 
     return to_client_app(client_fn)
 

@@ -17,9 +17,9 @@ CONFIG = {
 
 
 class Scalar(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, size=1):
         super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
+        self.w = torch.nn.Parameter(torch.zeros(size))
 
 
 def quadratic(kind, i, store=None, curvature=CURVATURE, target=TARGET, samples=1):

@@ -154,7 +154,8 @@ def one_by_one(folder: Path | None, source: Source) -> Frame:
             f"{source.client} = {FILE!r}: {source.given} is not a folder with one file per "
             f"client{hint}"
         )
-    if source.split != Path(source.split).name:  # a server may have written it
+    # a server may have written it
+    if source.split == ".." or source.split != Path(source.split).name:
         raise UserError(f"{source.given_split}: no name of a split")
     inside = folder / source.split
     if inside.is_dir():

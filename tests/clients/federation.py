@@ -1,7 +1,6 @@
 """Strategies over clients whose stores outlive their messages."""
 
-from fedapps.clients import to_client_app
-from fedapps.clients.base.store import MessageStore
+from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
 from tests.helpers import arrays_of, blobs, simulate, small_net

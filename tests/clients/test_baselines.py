@@ -42,7 +42,8 @@ from fedapps.strategies import (
     PerFedAvgOptions,
 )
 from tests.clients.federation import headed, initial, train_nets
-from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, small_net
+from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, refused, small_net, that_fails
+from tests.quadratics import Scalar
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -70,15 +71,9 @@ def normalised(seed):
 
 def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
     """Return the final arrays, the clients' stores and the result."""
-
-    class Unreliable(kind):
-        def fit(self, parameters, config):
-            if config["server-round"] == 2 and self.client_id == 1:
-                raise RuntimeError("out of reach")
-            return super().fit(parameters, config)
-
+    unreliable = that_fails(kind, lambda client, now: (client, now) == (1, 2))
     more = {"a_round": 2, "evaluate_config": ConfigRecord(TRAIN)}
-    return train_nets(strategy, Unreliable, TRAIN, rounds, headed(build, head), **more)
+    return train_nets(strategy, unreliable, TRAIN, rounds, headed(build, head), **more)
 
 
 # --- reductions to FedAvg, to the last bit --------------------------------------------
@@ -128,9 +123,10 @@ def test_it_is_fedavg_where_what_differs_is_taken_away(name, monkeypatch):
     # which refuses to share everything
     monkeypatch.setattr(PartialSharing, "check", lambda *_: None)
     make, kind, build = REDUCTIONS[name]
-    head = ("none.",) if "without a head" in name else HEAD
     wanted, _, of_fedavg = run(FedAvg(), FedAvgClient, build=build)
-    actual, _, result = run(make(), kind, head=head, build=build)
+    actual, _, result = run(
+        make(), kind, head=("none.",) if "without a head" in name else HEAD, build=build
+    )
     assert_arrays(actual, wanted)
     for number, metrics in of_fedavg.evaluate_metrics_clientapp.items():
         assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (
@@ -204,11 +200,10 @@ def test_sharing_all_but_the_head_by_name_is_fedper():
 
 
 def test_patterns_that_share_nothing_are_refused():
-    with pytest.raises(
-        ValueError,
-        match=r"none of the arrays is shared: share at least one of 1\.weight, 1\.bias, 3",
-    ):
-        run(Partial(PartialOptions("lora_*")), FilteredClient)
+    refused(
+        lambda: run(Partial(PartialOptions("lora_*")), FilteredClient),
+        r"none of the arrays is shared: share at least one of 1\.weight, 1\.bias, 3",
+    )
 
 
 def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_before_use():
@@ -235,8 +230,9 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         "body": [True, True, False, False],
     }
     loss, _, metrics = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
-    wanted = [plain.evaluate(arrays, config)[0] for arrays in (trained, [*body, *head])]
-    assert [loss, metrics["global-loss"]] == wanted
+    assert [loss, metrics["global-loss"]] == [
+        plain.evaluate(arrays, config)[0] for arrays in (trained, [*body, *head])
+    ]
 
 
 # --- FedALA ---------------------------------------------------------------------------
@@ -290,8 +286,9 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
     loss, _, metrics = client.evaluate([a.copy() for a in new], config)
     at_mixture = [t.detach().float().numpy() for t in mixed()]
     plain = FedAvgClient(small_net, blobs(1))
-    wanted = [plain.evaluate(arrays, config)[0] for arrays in (at_mixture, new)]
-    assert [loss, metrics["global-loss"]] == pytest.approx(wanted, rel=1e-4)
+    assert [loss, metrics["global-loss"]] == pytest.approx(
+        [plain.evaluate(arrays, config)[0] for arrays in (at_mixture, new)], rel=1e-4
+    )
 
 
 def test_learning_fedalas_weights_leaves_running_statistics_as_received():
@@ -341,23 +338,21 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
         net.train()
         g = net(x)
         body = net[:3](x).detach() if build is small_net else _with_batch_statistics(net, x)
-        own = functional.linear(body, p["3.weight"], p["3.bias"])
         (
             functional.cross_entropy(g + log_counts, y)
-            + functional.cross_entropy(g.detach() + own, y)
+            + functional.cross_entropy(
+                g.detach() + functional.linear(body, p["3.weight"], p["3.bias"]), y
+            )
         ).backward()
         optimiser.step()
     kept = client.store.load("fedrod", {}, before=False)
     wanted = [*net.state_dict().values(), *p.values()]
     assert_arrays([*got, *kept], wanted, rtol=0.001, atol=2e-05)
     net.eval()
-    with torch.no_grad():
-        outputs = net(data.test.x) + functional.linear(
-            net[:3](data.test.x), p["3.weight"], p["3.bias"]
-        )
-        wanted = [
-            float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x))
-        ]
+    outputs = net(data.test.x) + functional.linear(net[:3](data.test.x), p["3.weight"], p["3.bias"])
+    wanted = [
+        functional.cross_entropy(out, data.test.y).item() for out in (outputs, net(data.test.x))
+    ]
     loss, _, metrics = client.evaluate(got, config)
     # the other never trained: the generic model
     other = FedRoDClient(headed(build), data, 5).evaluate(got, config)[0]
@@ -366,14 +361,14 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
 
 
 def _with_batch_statistics(net, x):
-    h = net[1](torch.flatten(x, 1))
-    return functional.batch_norm(h, None, None, net[2].weight, net[2].bias, training=True).detach()
+    return functional.batch_norm(
+        net[1](torch.flatten(x, 1)), None, None, net[2].weight, net[2].bias, training=True
+    ).detach()
 
 
 def test_fedrod_refuses_what_has_no_classes():
     client = FedRoDClient(headed(lambda seed: small_net(seed, classes=1)), blobs(1), 4)
-    with pytest.raises(ValueError, match="one output per class"):
-        client.fit(get_arrays(client.model), TRAIN)
+    refused(lambda: client.fit(get_arrays(client.model), TRAIN), "one output per class")
 
 
 # --- Per-FedAvg -----------------------------------------------------------------------
@@ -392,12 +387,6 @@ class Quadratic(PerFedAvgClient):
         return 0.5 * way @ self.H @ way
 
 
-class Vector(torch.nn.Module):
-    def __init__(self, seed=0):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(2))
-
-
 @pytest.mark.parametrize("hessian", ["none", "differences"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
@@ -408,7 +397,9 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
         "per-fedavg-alpha": 0.3,
         "per-fedavg-hessian": hessian,
     }
-    (result,), _, _ = Quadratic(Vector, blobs(1), 0).fit([np.float32([4.0, 3.0])], config)
+    (result,), _, _ = Quadratic(lambda seed: Scalar(2), blobs(1), 0).fit(
+        [np.float32([4.0, 3.0])], config
+    )
     w, velocity = torch.tensor([4.0, 3.0]), torch.zeros(2)
     shrink = torch.eye(2) - 0.3 * Quadratic.H
     for _ in range(10):
@@ -431,10 +422,9 @@ def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
         )
         for p, g in zip(net.parameters(), gradients, strict=True):
             p.data -= 0.2 * g
-    with torch.no_grad():
-        assert loss == pytest.approx(
-            float(functional.cross_entropy(net(data.test.x), data.test.y)), rel=1e-4
-        )
+    assert loss == pytest.approx(
+        functional.cross_entropy(net(data.test.x), data.test.y).item(), rel=1e-4
+    )
     assert metrics["global-loss"] == FedAvgClient(small_net, data).evaluate(sent, TRAIN)[0]
     assert (loss == metrics["global-loss"]) == (steps == 0)
 

@@ -8,7 +8,7 @@ from fedapps.algorithms.common.steps import Eager
 from fedapps.clients import FedAvgClient, LocalClient
 from fedapps.strategies import Local
 from tests.clients.federation import federate, initial
-from tests.helpers import assert_arrays, blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net, that_fails
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -28,15 +28,9 @@ def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **confi
     """
     stores, taken = {}, []
 
-    class Client(LocalClient):
-        def fit(self, parameters, given):
-            if fails(self.client_id, given["server-round"]):
-                raise RuntimeError("out of reach")
-            return super().fit(parameters, given)
-
     def make(i, store):
         stores[i] = store
-        return Client(small_net, blobs(i), i, store)
+        return that_fails(LocalClient, fails)(small_net, blobs(i), i, store)
 
     def note(_):
         kept = [store.load("progress", {}, before=False) for store in stores.values()]
@@ -101,8 +95,9 @@ def test_a_share_of_less_than_a_step_is_carried_over():
     # two steps a visit
     _, result, taken = run(8, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
     assert taken == [[0] * 15] * 7 + [[1] * 15]
-    said = ["loss" in metrics for metrics in result.train_metrics_clientapp.values()]
-    assert said == [False] * 7 + [True]
+    assert ["loss" in metrics for metrics in result.train_metrics_clientapp.values()] == [
+        False
+    ] * 7 + [True]
 
 
 def test_a_client_that_is_out_of_reach_misses_its_share_of_that_round_only():

@@ -16,13 +16,13 @@ from fedapps.algorithms.contract.sent import PartialWork, Sent
 from fedapps.clients import (
     ClientData,
     FedAvgClient,
+    MessageStore,
     PropFairClient,
     Split,
     TrainOptions,
     WarmStartClient,
     to_client_app,
 )
-from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.training import get_arrays, set_arrays
 from fedapps.clients.steps import partial_work, plain
 from fedapps.clients.steps.batches import mini_batches
@@ -141,8 +141,10 @@ def test_compiled_steps_end_at_the_same_place(tmp_path):
         for compiler in (None, Traced(tmp_path)):
             one = FedAvgClient(small_net, blobs())
             one.compiler = compiler
-            told = {**exams.CONFIG, "compile": "on", "batch-size": 5, key: value}
-            arrays, _, metrics = one.fit(get_arrays(small_net(0)), told)
+            arrays, _, metrics = one.fit(
+                get_arrays(small_net(0)),
+                {**exams.CONFIG, "compile": "on", "batch-size": 5, key: value},
+            )
             results.append([*arrays, np.array(metrics["loss"])])
             assert one.came.share == share
         assert_arrays(*results, rtol=2e-4, atol=2e-5)
@@ -162,8 +164,9 @@ def kind_of(method):
 
 
 def test_which_clients_end_early():
-    found = {name for name in METHODS if (kind := kind_of(name)) and not why_all_steps(kind)}
-    assert found == set(ENDS_EARLY.split())
+    assert {name for name in METHODS if (kind := kind_of(name)) and not why_all_steps(kind)} == set(
+        ENDS_EARLY.split()
+    )
 
 
 def test_a_class_with_its_own_training_declares_that_it_may_end_early():

@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedapps.clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, Split
-from fedapps.clients.base.training import TrainOptions
+from fedapps.clients import (
+    ClientData,
+    FedCGANClient,
+    FedCVAEClient,
+    FedEvgClient,
+    Split,
+    TrainOptions,
+)
 from fedapps.models.generative_nets import (
     ACGAN,
     CVAE,
@@ -117,22 +123,25 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
     fresh = Watched(net_fn, model_fn, halves(0), 0)
     for now in (1, 2):
         fresh.fit([x, y], config_of(evg(), now))
-    pairs = zip(fresh.net.parameters(), net.parameters(), strict=True)
-    assert not all(torch.allclose(a, b) for a, b in pairs)
+    assert not all(
+        torch.allclose(a, b) for a, b in zip(fresh.net.parameters(), net.parameters(), strict=True)
+    )
 
 
 def drawn_by(make, count, rounds):
     """Return the share of recognised images that FedEvg draws with these clients."""
     strategy = evg(persistent=True, beta_first=3.0, beta_last=0.1)
     train = TRAIN | {"local-epochs": 4}
-    start = strategy.first_arrays()
-    arrays, *_ = federate(strategy, make, count, start, rounds, train, evaluate_every=0)
+    arrays, *_ = federate(
+        strategy, make, count, strategy.first_arrays(), rounds, train, evaluate_every=0
+    )
     return recognised(*arrays.values())
 
 
 def test_fedevg_draws_what_the_clients_have():
-    make = lambda i, store: FedEvgClient(net_fn, model_fn, halves(i), i, store)
-    assert drawn_by(make, 2, 6) >= 0.9
+    assert (
+        drawn_by(lambda i, store: FedEvgClient(net_fn, model_fn, halves(i), i, store), 2, 6) >= 0.9
+    )
 
 
 @pytest.mark.slow
@@ -184,8 +193,7 @@ def test_the_discriminator_tells_real_from_made_and_the_generator_deceives_it():
     one, and the generator goes where it is higher.
     """
     net = ToyGAN()
-    client = FedCGANClient(net, model_fn, halves(0), 0)
-    step = client.steps(TrainOptions(0.01, batch_size=4), 0.01)
+    step = FedCGANClient(net, model_fn, halves(0), 0).steps(TrainOptions(0.01, batch_size=4), 0.01)
     real = torch.tensor([[1.0, 0.5]]).repeat(4, 1)  # 2 x - 1: pixel 0 is 1, pixel 1 is 0
     before = net.generator.p.item(), *net.discriminator.w.tolist()
     loss = float(step(real, torch.zeros(4, dtype=torch.long)))

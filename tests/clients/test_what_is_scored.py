@@ -2,6 +2,8 @@
 momentum and with partial batches.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fedapps.clients import (
     FedAvgClient,
     LocalClient,
     PFedMeClient,
+    PropFairClient,
     ScaffoldClient,
     Split,
     SuPerFedClient,
@@ -22,7 +25,7 @@ from fedapps.clients import (
 from fedapps.clients.base.evaluation import score
 from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.clients.pfedme import repeated
-from tests.helpers import assert_arrays, blobs, small_net
+from tests.helpers import assert_arrays, blobs, refused, small_net
 from tests.quadratics import Scalar
 
 CONFIG = {
@@ -53,8 +56,7 @@ def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
     assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(want, abs=1e-6)
     assert abs(want[0] - other[0]) > 0.01
     assert metrics["apfl-alpha"] == 0.2
-    of_server = metrics["global-loss"], metrics["global-accuracy"]
-    assert of_server == pytest.approx(scores_of(w, data))
+    assert (metrics["global-loss"], metrics["global-accuracy"]) == pytest.approx(scores_of(w, data))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 6])
@@ -100,10 +102,10 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
         optimiser = torch.optim.SGD([*w, *v], lr=0.05, momentum=momentum, weight_decay=0.01)
         for x, y in client.batches(TrainOptions.from_config(config), now):
             optimiser.zero_grad()
-            mixed = [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]
-            for point in (w, mixed):
-                outputs = functional_call(net, dict(zip(names, point, strict=True)), x.double())
-                functional.cross_entropy(outputs, y).backward()
+            for point in (w, [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]):
+                functional.cross_entropy(
+                    functional_call(net, dict(zip(names, point, strict=True)), x.double()), y
+                ).backward()
             optimiser.step()
         kept = client.store.load("apfl", config, before=False)
         assert_arrays([*got, *kept[:-1]], [*w, *v], rtol=0.0002, atol=5e-06)
@@ -172,8 +174,9 @@ def client_between(kind, name, *more):
     """
     data = blobs(1, n=100)
     client = kind(normalised, data, 1)
-    kept = [p.detach().numpy() for p in normalised(2).parameters()]
-    client.store.save(name, [*kept, *more], CONFIG)
+    client.store.save(
+        name, [*[p.detach().numpy() for p in normalised(2).parameters()], *more], CONFIG
+    )
     return client, data, get_arrays(normalised(1))
 
 
@@ -192,8 +195,9 @@ def test_superfeds_mixtures_have_statistics_of_their_own():
 @pytest.mark.parametrize("value", [None, 0.0, 0.3, 1.0])
 def test_an_exported_mixture_has_its_own_statistics_and_the_received_model_keeps_its(value):
     client, data, sent = client_between(SuPerFedClient, "personal")
-    config = CONFIG if value is None else {**CONFIG, "superfed-lambda": value}
-    tensors, result = client.personal_state_dict(sent, config)
+    tensors, result = client.personal_state_dict(
+        sent, CONFIG if value is None else {**CONFIG, "superfed-lambda": value}
+    )
     loss = scores_of([t.numpy() for t in tensors.values()], data, normalised)[0]
     chosen = result["lambda"]
     assert loss == pytest.approx(at(chosen, data) if chosen else result["global-loss"], rel=1e-4)
@@ -228,10 +232,12 @@ def test_without_a_lambda_the_rate_bounds_it(rate, equal):
         for value in (0.0, equal)
     )
     assert_arrays(got, want)
-    with pytest.raises(ValueError, match="w would jump beyond theta"):
-        PFedMeClient(small_net, blobs(1), 4).fit(
+    refused(
+        lambda: PFedMeClient(small_net, blobs(1), 4).fit(
             sent, {**config, "learning-rate": 0.3, "pfedme-lambda": 15.0}
-        )
+        ),
+        "w would jump beyond theta",
+    )
 
 
 @pytest.mark.parametrize("batches", ["same", "next"])
@@ -283,3 +289,39 @@ def test_repeated_mini_batches_are_cut_where_the_plain_ones_are(n):
     want = [part for part in x.split(4) for _ in range(3)]
     assert len(parts) == len(want)
     assert all(torch.equal(a, b) for a, b in zip(parts, want, strict=True))
+
+
+# --- propfair -------------------------------------------------------------------------
+
+
+def slope(loss, m):
+    """Return value and derivative of PropFair's loss."""
+    value = torch.tensor(loss, dtype=torch.float64, requires_grad=True)
+    out = PropFairClient(small_net, blobs()).surrogate({"propfair-m": m})(value)
+    return out.item(), torch.autograd.grad(out, value)[0].item()
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.5, 1.7, 1.8])
+def test_inside_it_is_the_logarithm(loss):
+    value, gradient = slope(loss, 2.0)
+    assert value == pytest.approx(-math.log(1 - loss / 2))
+    assert gradient == pytest.approx(1 / (2 - loss))
+
+
+@pytest.mark.parametrize("loss", [1.8, 1.9, 2.0, 50.0, 1e6])
+def test_near_and_above_m_it_goes_on_as_the_tangent(loss):
+    value, gradient = slope(loss, 2.0)
+    assert value == pytest.approx(-math.log(0.1) + (loss - 1.8) / 0.2)
+    assert gradient == pytest.approx(1 / 0.2)
+
+
+def test_a_large_m_with_as_large_a_learning_rate_is_fedavg():
+    data, config = blobs(), {"momentum": 0.0, "weight-decay": 0.0, "local-epochs": 3}
+    sent = get_arrays(small_net(1))
+    plain, _, metrics = FedAvgClient(small_net, data).fit(sent, {**config, "learning-rate": 0.05})
+    scaled, _, others = PropFairClient(small_net, data).fit(
+        sent, {**config, "learning-rate": 0.05e5, "propfair-m": 1e5}
+    )
+    assert_arrays(plain, scaled, atol=0.0001)
+    # what is reported is the loss itself
+    assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3)

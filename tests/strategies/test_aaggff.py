@@ -12,6 +12,7 @@ from fedapps.clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, FedAvg
 from tests.helpers import (
+    START,
     LossyClient,
     arrays_of,
     assert_arrays,
@@ -23,7 +24,6 @@ from tests.helpers import (
     that_fails,
 )
 
-START = {"w": np.zeros(2, np.float32)}
 PRINTED = {"step": "paper", "rate": 1.0, "cap": 0.0, "prior": "uniform"}
 
 
@@ -104,8 +104,10 @@ def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
 
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
     on = {"clients_per_round": 3}
-    said = r"round 1 samples 3 of 4: set .*, or use AAggFF-D"
-    refused(lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on), said)
+    refused(
+        lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on),
+        r"round 1 samples 3 of 4: set .*, or use AAggFF-D",
+    )
     half = AAggFFS(FedAvg(fraction_train=0.5))
     refused(lambda: play(half, client, 4, START), "round 1 samples 2 of 4")
 

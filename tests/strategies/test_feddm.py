@@ -9,9 +9,11 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedapps.algorithms.synthetic.matching import matching_loss, nearby
-from fedapps.clients import ClientData, FedDMClient, Split
+from fedapps.clients import ClassMeansClient, ClientData, FedDMClient, Split
 from fedapps.models.image_nets import build_model
-from fedapps.strategies import FedDM, FedDMOptions
+from fedapps.strategies import ClassMeans, FedDM, FedDMOptions
+from fedapps.strategies.base.capabilities import declared
+from fedapps.strategies.base.records import to_record
 from tests.helpers import arrays_of, assert_arrays, refused, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -65,9 +67,8 @@ class Line(nn.Module):
     def __init__(self):
         super().__init__()
         self.body, self.classifier = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
-        with torch.no_grad():
-            self.body.weight.copy_(torch.tensor([[2.0], [3.0]]))
-            self.classifier.weight.copy_(torch.tensor([[5.0, 7.0]]))
+        self.body.weight.data.copy_(torch.tensor([[2.0], [3.0]]))
+        self.classifier.weight.data.copy_(torch.tensor([[5.0, 7.0]]))
 
 
 def test_the_loss_is_that_of_mean_features_and_outputs_class_by_class():
@@ -94,8 +95,9 @@ def test_images_are_matched_at_a_distance_from_the_received_weights():
 def test_a_client_sends_images_of_its_own_classes_and_no_net():
 
     def fit(client_id=0, weights=5):
-        client = FedDMClient(model_fn, data(0, [0, 2]), client_id)
-        return client.fit(list(named(weights).values()), config_of(feddm(images=2)))
+        return FedDMClient(model_fn, data(0, [0, 2]), client_id).fit(
+            list(named(weights).values()), config_of(feddm(images=2))
+        )
 
     (x, y), samples, metrics = fit()
     assert x.shape == (4, *SHAPE)
@@ -113,8 +115,10 @@ def test_images_outside_the_range_are_refused_by_the_client():
     wrong = data(0, [0])
     wrong.train.x.mul_(255)
     client, sent = FedDMClient(model_fn, wrong, 0), list(named(5).values())
-    said = r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"
-    refused(lambda: client.fit(sent, config_of(feddm())), said)
+    refused(
+        lambda: client.fit(sent, config_of(feddm())),
+        r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]",
+    )
 
 
 class Says(NumPyClient):
@@ -139,8 +143,9 @@ def images(*labels, value=0.5):
 
 def run(strategy, clients, rounds=1, evaluate_every=0):
     start, client = strategy.first_arrays(), lambda i, _: clients[i]
-    options = {"evaluate_every": evaluate_every}
-    return simulate(strategy, client, len(clients), start, rounds, TRAIN, **options)
+    return simulate(
+        strategy, client, len(clients), start, rounds, TRAIN, **{"evaluate_every": evaluate_every}
+    )
 
 
 def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_on_them():
@@ -234,5 +239,56 @@ def test_the_images_look_like_their_class():
     result = run(feddm(steps=150), clients)
     x, y = (torch.tensor(array) for array in (arrays_of(result)["x"], arrays_of(result)["y"]))
     assert sorted(y.tolist()) == [0, 1, 1, 2, 2]
-    nearest = ((x[:, None] - PROTOTYPES[None]) ** 2).flatten(2).sum(2).argmin(1)
-    assert torch.equal(nearest, y.long())
+    assert torch.equal(((x[:, None] - PROTOTYPES[None]) ** 2).flatten(2).sum(2).argmin(1), y.long())
+
+
+# --- class means ----------------------------------------------------------------------
+
+# Class means: the sums of all clients give the means of the pooled images.
+
+
+SMALL, KINDS = (1, 4, 4), 4
+
+
+def means_net(seed):
+    return build_model("small-cnn", (1, 8, 8), KINDS, seed)
+
+
+def client_data(client):
+    """Clients of unlike sizes; of the first nobody has class 3."""
+    rng = np.random.default_rng(client)
+    n = 5 + 20 * client
+    y = torch.tensor(rng.choice([0, 1, 2] if client < 2 else [client % 3], n))
+    split = Split(torch.tensor(rng.random((n, *SMALL)), dtype=torch.float32), y)
+    return ClientData(split, split, split)
+
+
+def strategy():
+    return ClassMeans(SMALL, KINDS, lambda x, y, t: ({}, {}), fraction_evaluate=0.0)
+
+
+def test_the_images_are_the_means_of_the_pooled_classes():
+    ours, client = (
+        strategy(),
+        lambda i, store: ClassMeansClient(means_net, client_data(i), i, store),
+    )
+    x, y = ours.samples(simulate(ours, client, 4, ours.first_arrays(), num_rounds=2).arrays)
+    parts = [client_data(client).train for client in range(4)]
+    pooled, labels = (np.concatenate([getattr(part, key) for part in parts]) for key in "xy")
+    assert y.tolist() == [0, 1, 2], "nobody has class 3"
+    for image, label in zip(x, y, strict=True):
+        np.testing.assert_allclose(image, pooled[labels == label].mean(0), atol=1e-6)
+
+
+def test_only_weighted_sums_are_used_and_noise_leaves_images():
+    ours = strategy()
+    assert declared(ours).aggregation == "weighted average"
+    first = ours.first_arrays()
+    samples = lambda: ours.samples(to_record(list(first), list(first.values())))
+    x, y = samples()
+    assert (x.max(), y.tolist()) == (0, [0, 1, 2, 3])
+    first["sums"][1], first["shares"][:] = 3.0, [-0.1, 0.001, 0.0, 0.2]
+    x, y = samples()
+    assert (x.max(), y.tolist()) == (1, [1, 3])
+    first["shares"][:] = -1
+    refused(samples, "no class has a positive share")

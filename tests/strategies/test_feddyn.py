@@ -7,8 +7,7 @@ import pytest
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
-from fedapps.clients import FedAvgClient, FedDynClient
-from fedapps.clients.base.store import MessageStore
+from fedapps.clients import FedAvgClient, FedDynClient, MessageStore
 from fedapps.strategies import FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, play, refused
 from tests.quadratics import CONFIG as PLAIN, quadratic
@@ -55,14 +54,14 @@ def final(kind, rounds, sampled):
     return arrays_of(result)["x"], strategy, memory
 
 
-@pytest.mark.parametrize("sampled", [1, 2, 5])
-def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled):
-    result, _, _ = final(FedDyn, 600, sampled)
+@pytest.mark.parametrize(("sampled", "rounds"), [(1, 600), (2, 400), (5, 400)])
+def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled, rounds):
+    result, _, _ = final(FedDyn, rounds, sampled)
     np.testing.assert_allclose(result, OPTIMUM, atol=1e-6)
 
 
 def test_without_h_it_stalls_under_partial_participation():
-    result, _, _ = final(WithoutH, 600, 2)
+    result, _, _ = final(WithoutH, 150, 2)
     assert np.abs(result - OPTIMUM).max() > 0.1
 
 
@@ -120,10 +119,3 @@ def test_training_that_diverged_is_not_kept():
     config = {**PLAIN, "learning-rate": 1e4, "local-epochs": 50, "feddyn-alpha": ALPHA}
     refused(lambda: client.fit([np.float32([5.0])], config), r"lower train\.learning-rate")
     assert client.store.load("feddyn", {}, before=False) is None
-
-
-def test_the_state_of_another_net_is_a_clear_error():
-    client = quadratic(FedDynClient, 1)
-    client.store.save("feddyn", [np.zeros(4, np.float32)], {})
-    config = {**PLAIN, "local-epochs": 1, "feddyn-alpha": ALPHA}
-    refused(lambda: client.fit([np.float32([5.0])], config), "g_i of another architecture")

@@ -12,13 +12,11 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
 from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
+from fedapps.clients import FedFWClient, ProjectedClient
 from fedapps.clients.families.problems import ObjectiveProblem
-from fedapps.clients.fedfw import FedFWClient
-from fedapps.clients.projected import ProjectedClient
-from fedapps.strategies.fedfw import FedFW, FedFWOptions
-from fedapps.strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
+from fedapps.strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
 from fedapps.tasks.convex import Lasso
-from tests.constrained import World, stepping
+from tests.constrained import World, lost, stepping
 from tests.helpers import refused
 
 
@@ -50,7 +48,8 @@ def test_the_one_dimensional_counter_example(variant, dual, low, high):
     """
     problems = [ObjectiveProblem(LeastSquares([[1.0]], [target])) for target in (3.0, -1.0)]
     world = World(L1Ball((1,), 1.0), problems)
-    x_bar, _ = world.run(FedFW(world.domain, FedFWOptions(dual_step=dual), variant), 1000)
+    strategy = FedFW(world.domain, FedFWOptions(dual_step=dual), variant)
+    x_bar, _ = world.run(strategy, 1000 if high else 100)
     assert low <= x_bar[0] <= high + 1e-12
 
 
@@ -91,8 +90,7 @@ def lasso_rows(radius):
     x[rng.choice(60, 5, replace=False)] = rng.normal(size=5)
     b = a @ x
     domain = L1Ball((60,), radius * float(np.abs(x).sum()))
-    rows = np.split(np.arange(40), 10)
-    problems = [ObjectiveProblem(LeastSquares(a[at], b[at])) for at in rows]
+    problems = [ObjectiveProblem(LeastSquares(a[at], b[at])) for at in np.split(np.arange(40), 10)]
     best, step = np.zeros(60), 0.5 / np.linalg.norm(a, 2) ** 2
     for _ in range(5_000):
         best = domain.project(best - step * 2 * a.T @ (a @ best - b))
@@ -205,11 +203,6 @@ def suboptimality(x):
     return float(np.sum(h * ((x - TARGETS) ** 2 - (solution - TARGETS) ** 2)) / 6)
 
 
-def lost(client, server_round):
-    """One reply in ten."""
-    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
-
-
 SETTINGS = {
     "all": {},
     "half sampled": {"clients_per_round": 3},
@@ -290,8 +283,9 @@ def test_an_invalid_state_skips_only_its_client():
         lies = arrays[:1], [arrays[0] + 9.0, arrays[1]], [arrays[0], arrays[-1] + 1e5]
         return lies[client] if config.get("resync") and client < 3 else arrays, metrics
 
-    fail = lambda client, t: client == 5 and t == 3
-    world = World(BOX, towards_targets(), stepping(lie), fail=fail)
+    world = World(
+        BOX, towards_targets(), stepping(lie), fail=lambda client, t: client == 5 and t == 3
+    )
     strategy = FedFW(BOX, variant="fedfw-plus")
     x_bar, _ = world.run(strategy, 30)
     assert set(strategy.points) == {3, 4, 5}
@@ -323,8 +317,9 @@ def test_steps_count_what_a_client_does_with_partial_participation():
         return reply
 
     domain = L1Ball((6,), 2.0)
-    strategy = FedFW(domain, FedFWOptions(lambda_0=3.0))
-    World(domain, quadratics(6, 8), stepping(note)).run(strategy, 20, clients_per_round=2)
+    World(domain, quadratics(6, 8), stepping(note)).run(
+        FedFW(domain, FedFWOptions(lambda_0=3.0)), 20, clients_per_round=2
+    )
     t, eta, penalty, n = np.array(seen).T
     np.testing.assert_allclose(eta, 2 / (0.25 * (t - 1) + 2))
     np.testing.assert_allclose(penalty, 3 * np.sqrt(0.25 * (t - 1) + 2))
@@ -332,16 +327,6 @@ def test_steps_count_what_a_client_does_with_partial_participation():
 
 
 # --- atoms ----------------------------------------------------------------------------
-
-
-def test_the_bytes_of_an_atom_do_not_depend_on_the_dimension():
-    def sizes(d):
-        world = World(L1Ball((d,), 1.0), quadratics(d))
-        world.run(FedFW(world.domain), 3)
-        return {now.trained.bytes_up for now in world.rounds[1:]}
-
-    assert sizes(4) == sizes(4000)
-    assert len(sizes(4)) == 1
 
 
 def test_a_bad_atom_is_skipped_and_its_client_named(caplog):
@@ -354,18 +339,6 @@ def test_a_bad_atom_is_skipped_and_its_client_named(caplog):
     assert world.domain.contains(x_bar)
     assert "skipped client 1: a packed atom has the value" in caplog.text
     assert_mean(world, x_bar)
-
-
-def test_a_gradient_that_is_not_finite_names_the_client():
-    class Broken(ObjectiveProblem):
-        def gradient(self, x):
-            return np.full(6, np.nan)
-
-    world = World(L1Ball((6,), 1.0), quadratics())
-    world.problems[2] = Broken(world.problems[2].objective)
-    world.run(FedFW(world.domain), 2)
-    failures = [failure for now in world.rounds for failure in now.failures]
-    assert {(one.client, "not finite" in one.reason) for one in failures} == {(2, True)}
 
 
 # --- variants -------------------------------------------------------------------------
@@ -386,8 +359,9 @@ def test_projected_fedavg_reaches_the_constrained_optimum():
     """
     domain, targets = L2Ball((3,), 1.0), np.array([[4.0, 0, 1], [0, 5, 1], [2, 2, 2]])
     problems = [ObjectiveProblem(LeastSquares(np.eye(3), target)) for target in targets]
-    strategy = ProjectedFedAvg(domain, ProjectedOptions(learning_rate=0.001))
-    x_bar, _ = World(domain, problems, ProjectedClient).run(strategy, 1000)
+    x_bar, _ = World(domain, problems, ProjectedClient).run(
+        ProjectedFedAvg(domain, ProjectedOptions(learning_rate=0.001)), 1000
+    )
     np.testing.assert_allclose(x_bar, targets.mean(0) / np.linalg.norm(targets.mean(0)), atol=3e-3)
 
 
@@ -425,8 +399,9 @@ def test_several_local_steps_and_stochastic_gradients_converge():
 
 def test_a_gap_ends_the_run():
     world = World(L1Ball((6,), 1.0), quadratics())
-    strategy = FedFW(world.domain, FedFWOptions(tolerance=1.0), "fedfw-plus")
-    _, result = world.run(strategy, 5000, evaluate_every=50)
+    _, result = world.run(
+        FedFW(world.domain, FedFWOptions(tolerance=1.0), "fedfw-plus"), 5000, evaluate_every=50
+    )
     assert len(world.rounds) < 5000
     assert len(world.rounds) % 50 == 0
     gaps = [metrics["gap"] for metrics in result.evaluate_metrics_clientapp.values()]
@@ -436,8 +411,9 @@ def test_a_gap_ends_the_run():
 def test_the_evaluation_is_that_of_the_equations():
     problems = quadratics()
     world = World(L1Ball((6,), 1.0), problems)
-    measure = lambda x, means, n: {"size": np.abs(x).sum(), "n": n}
-    x_bar, result = world.run(FedFW(world.domain, measure=measure), 30)
+    x_bar, result = world.run(
+        FedFW(world.domain, measure=lambda x, means, n: {"size": np.abs(x).sum(), "n": n}), 30
+    )
     metrics = result.evaluate_metrics_clientapp[30]
     gradient = sum(p.gradient(x_bar) for p in problems) / 4
     assert metrics["objective"] == pytest.approx(sum(p.value(x_bar) for p in problems) / 4)
@@ -460,10 +436,12 @@ def test_sparse_gradients_and_warm_starts_of_matrix_completion():
         for at in np.array_split(places, 3)
     ]
     world, start = World(domain, problems), domain.start().astype(np.float32)
-    strategy = FedFW(domain, FedFWOptions(lambda_0=0.1), "fedfw-plus")
-    x_bar, result = world.run(strategy, 400, start=start)
-    zero = sum(p.value(start) for p in problems) / 3
-    assert result.evaluate_metrics_clientapp[400]["objective"] < 0.02 * zero
+    x_bar, result = world.run(
+        FedFW(domain, FedFWOptions(lambda_0=0.1), "fedfw-plus"), 400, start=start
+    )
+    assert result.evaluate_metrics_clientapp[400]["objective"] < 0.02 * (
+        sum(p.value(start) for p in problems) / 3
+    )
     assert x_bar.dtype == np.float32
     np.testing.assert_allclose(x_bar, np.mean(world.points, axis=0), atol=1e-4)
 
@@ -473,6 +451,8 @@ def test_sparse_gradients_and_warm_starts_of_matrix_completion():
 )
 def test_a_start_outside_the_domain_is_refused(method, kind):
     world = World(L1Ball((6,), 1.0), quadratics(), kind)
-    outside = lambda: world.run(method(world.domain), 1, start=np.ones(6))
-    refused(outside, "the initial point lies outside the L1Ball")
+    refused(
+        lambda: world.run(method(world.domain), 1, start=np.ones(6)),
+        "the initial point lies outside the L1Ball",
+    )
     refused(lambda: method(world.domain).open_model(ArrayRecord([np.ones(7)])), "shape")

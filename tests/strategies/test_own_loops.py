@@ -56,8 +56,10 @@ def test_a_missing_number_of_rounds_is_said_once_with_the_line_to_add(make, capl
 
 def test_the_number_of_rounds_need_not_be_said_twice(caplog):
     """Sent with the training, it holds for the evaluation."""
-    sent_in(SuPerFed(), Strategy.start, train_config=ConfigRecord({"num-rounds": ROUNDS}))
+    strategy, given = SuPerFed(), ConfigRecord({"num-rounds": ROUNDS})
+    sent_in(strategy, Strategy.start, train_config=given)
     assert LINE not in caplog.text
+    assert strategy.rounds_in(ConfigRecord(), 1) == ROUNDS
     # and it is still heard who does the client half
     assert "do not acknowledge its client half" in caplog.text
 

@@ -67,8 +67,10 @@ def run(clients, clock, pace=PARTIAL, rounds=1, strategy=None, inner=InlineGrid,
     """
     app = to_client_app(lambda context: clients[int(context.node_config["partition-id"])])
     flights, seen = [], []
-    timing = Timing(clock, pace, log=lambda ended, number: flights.extend(ended))
-    grid = ClientGrid(inner(app, len(clients), numbered=True), timing=timing)
+    grid = ClientGrid(
+        inner(app, len(clients), numbered=True),
+        timing=Timing(clock, pace, log=lambda ended, number: flights.extend(ended)),
+    )
     result = run_rounds(
         strategy or FedAvg(fraction_evaluate=0), grid, ArrayRecord({"w": Array(np.zeros(2))}),
         rounds, train_config=ConfigRecord({"local-epochs": 4, **config}),
@@ -130,8 +132,7 @@ def test_seconds_are_those_of_the_steps_and_of_the_messages():
     options = FleetOptions(speed="equal", sample_seconds=0.1, bandwidth=1000)
     clock = VirtualClock(Fleet(options), lambda question, client: 20.0 * 2)
     given = {"local-epochs": 2, "batch-size": 8}
-    pace = PaceOptions(deadline=3.0, late="partial")
-    seen, (flight,), w = run([Walks(20)], clock, pace, **given)
+    seen, (flight,), w = run([Walks(20)], clock, PaceOptions(deadline=3.0, late="partial"), **given)
     messages = flight.whole - 4.0
     steps, samples = max(
         (k, n) for k, n in enumerate([8, 16, 20, 28, 36, 40], 1) if messages + n * 0.1 <= 3.0
@@ -179,8 +180,9 @@ def test_who_did_more_is_busy_until_it_would_have_answered():
 @pytest.mark.parametrize("claim", [1.5, 0.0, -0.5, float("nan"), [0.5]])
 @pytest.mark.parametrize("slow", [4, 1])
 def test_a_claim_that_cannot_be_is_left_out(claim, slow):
-    clients = [Walks(claim=claim), Walks(), Walks()]
-    seen, flights, w = run(clients, VirtualClock(measured(slow, 1, 1)))
+    seen, flights, w = run(
+        [Walks(claim=claim), Walks(), Walks()], VirtualClock(measured(slow, 1, 1))
+    )
     np.testing.assert_array_equal(w, 4)
     (failure,) = seen[0].failures
     assert (failure.client, "work-share" in failure.reason) == (0, True)
@@ -209,8 +211,9 @@ def test_who_would_break_off_after_the_deadline_answers_in_part():
     early = {k for k, one in enumerate(drawn) if one.broken and one.arrival <= 10}
     assert 5 < len(early) < 30
     assert {f.client for f in seen[0].failures} == early
-    in_part = {f.client for f in flights if f.fate == "used" and f.share == 0.5}
-    assert in_part == {*range(40)} - early
+    assert {f.client for f in flights if f.fate == "used" and f.share == 0.5} == {
+        *range(40)
+    } - early
 
 
 def test_times_of_a_run_repeat_its_shares():
@@ -316,8 +319,9 @@ def test_a_new_site_is_told_what_the_others_left(monkeypatch):
     flights = []
     for client, beside in enumerate([1.0, 2.0, 6.0, None]):
         content = RecordDict({"config": ConfigRecord({"local-epochs": 12})})
-        message = Message(content, grid.get_node_ids()[client], "train")
-        flights.append(clocks.Flight(message, client, 1, 0.0))
+        flights.append(
+            clocks.Flight(Message(content, grid.get_node_ids()[client], "train"), client, 1, 0.0)
+        )
         clock.start(grid, flights[-1:], 10.0)
         if beside:
             flights[-1].arrived, flights[-1].seconds = beside + 3.0, 3.0

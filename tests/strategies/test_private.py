@@ -38,7 +38,16 @@ from fedapps.strategies import (
     UpdateBound,
 )
 from fedapps.tasks.predictor_library import Library as Folder
-from tests.helpers import EchoClient, arrays_of, play, refused, simulate, summary_of, that_fails
+from tests.helpers import (
+    EchoClient,
+    arrays_of,
+    assert_arrays,
+    play,
+    refused,
+    simulate,
+    summary_of,
+    that_fails,
+)
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
 SHIFTS = [0.1, 2.0, -3.0]
@@ -97,8 +106,9 @@ def test_a_reply_of_another_shape_counts_as_an_update_of_zero(odd):
     replies = list(grid.send_and_receive(messages))
     (sent,) = replies[2].content.array_records.values()
     sent["w"] = Array(odd)
-    released = strategy.aggregate_train(1, replies)[0]
-    np.testing.assert_allclose(released["w"].numpy(), sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        strategy.aggregate_train(1, replies)[0]["w"].numpy(), sum(clipped(1.0)[:2]) / 3, rtol=1e-5
+    )
 
 
 def summed(result, count):
@@ -124,8 +134,9 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
         return summed(simulate(private(FedAvg(), 0.7), some, 3, START, 1), 3)
 
     without = total(that_fails(EchoClient)(0))
-    moved = [np.linalg.norm(total(Any(0)) - without) for _ in range(50)]
-    assert max(moved) == pytest.approx(0.7, rel=1e-4)
+    assert max([np.linalg.norm(total(Any(0)) - without) for _ in range(50)]) == pytest.approx(
+        0.7, rel=1e-4
+    )
 
 
 LISTS = [[[1.0]] * 2 + [2.0] * 2, [0.5, 0.5, 80.0, 80.0]]
@@ -140,8 +151,9 @@ def test_no_client_decides_whose_update_counts(name, told, bound):
 
     def total(fifth):
         def make(i):
-            kind = that_fails(EchoClient) if i == 4 and fifth is None else EchoClient
-            return kind(100.0 if i < 2 else -100.0, metrics={name: told[i] if i < 4 else fifth})
+            return (that_fails(EchoClient) if i == 4 and fifth is None else EchoClient)(
+                100.0 if i < 2 else -100.0, metrics={name: told[i] if i < 4 else fifth}
+            )
 
         return summed(play(private(FedAvg(), 1.0), make, 5, START, on={"bound": bound}), 5)
 
@@ -163,13 +175,15 @@ def test_the_noise_has_the_right_size_and_is_not_the_runs():
 
 def test_a_server_optimiser_gets_the_noisy_average():
     """FedAdam's first step from m = 0, v = tau^2, on a known noise."""
-    strategy = private(FedAdam(), rng=np.random.default_rng(5))
-    got = arrays_of(simulate(strategy, client, 3, {"w": np.zeros(4)}, 1))["w"]
+    got = arrays_of(
+        simulate(private(FedAdam(), rng=np.random.default_rng(5)), client, 3, {"w": np.zeros(4)}, 1)
+    )["w"]
     delta = (sum(clipped(1.0)) + np.random.default_rng(5).normal(0, 1.0, 4)) / 3
     o = FedAdam().options
     v = o.beta_2 * o.tau**2 + (1 - o.beta_2) * delta**2
-    step = o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau)
-    np.testing.assert_allclose(got, step, rtol=1e-6)
+    np.testing.assert_allclose(
+        got, o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,10 +202,13 @@ def test_the_budget_ends_the_run():
     assert rounds[-1].evaluate_metrics is not None  # the last round of a run is evaluated
     assert rounds[-1].train_metrics["epsilon"] == strategy.privacy_spent()["epsilon"] <= bound
     again.load_state_dict(strategy.state_dict())
-    later = play(again, client, 3, START, 12, first_round=11).seen
-    assert [now.trained.bytes_down for now in later] == [0]
-    said = r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38"
-    refused(lambda: private(FedAvg(), max_epsilon=1.0), said)
+    assert [
+        now.trained.bytes_down for now in play(again, client, 3, START, 12, first_round=11).seen
+    ] == [0]
+    refused(
+        lambda: private(FedAvg(), max_epsilon=1.0),
+        r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38",
+    )
 
 
 class Library:
@@ -220,8 +237,9 @@ class Gradient(EchoClient):
 def boost(wrap, shifts, examples):
     options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
     make = lambda i, _: Gradient(-0.1 * np.arange(4) * shifts[i], examples[i])
-    strategy = wrap(FedBoost(Library(), options, fraction_evaluate=0))
-    return arrays_of(simulate(strategy, make, 3, {}, 2))["alpha-last"]
+    return arrays_of(
+        simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2)
+    )["alpha-last"]
 
 
 def test_fedboosts_gradient():
@@ -283,15 +301,6 @@ NOT_PRIVATE = {
         "computes from the clients' data: the vocabulary and the library",
     ),
 }
-PRIVATE = [
-    {},
-    {"method": "fedboost"},
-    {"method": "fedboost", "fedboost.library": "FOLDER", "fedboost.public-library": True},
-    {"method": "fedboost", "task": "ensemble-classification", "ensemble.predictors": 3},
-    {"method": "fedevg"},
-    {"task": "text"},
-    {"task": "tabular"},
-]
 
 
 def assembled(given, tmp_path):
@@ -317,7 +326,18 @@ def test_anything_computed_from_clients_data_before_the_first_round_is_refused(c
     refused(lambda: assembled(given, tmp_path), f"^dp.noise-multiplier.*{message}", UserError)
 
 
-@pytest.mark.parametrize("given", PRIVATE)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "fedboost"},
+        {"method": "fedboost", "fedboost.library": "FOLDER", "fedboost.public-library": True},
+        {"method": "fedboost", "task": "ensemble-classification", "ensemble.predictors": 3},
+        {"method": "fedevg"},
+        {"task": "text"},
+        {"task": "tabular"},
+    ],
+)
 def test_private_runs_without_such_data_are_accepted(given, tmp_path):
     assert isinstance(assembled(given, tmp_path), Private)
 
@@ -344,43 +364,57 @@ main(sys.argv[1:])
 """
 
 
-def killed_in_round_5(folder, *words):
-    """Run a command that is killed, as by ``kill -9``, when the model of round 5
-    leaves; the last checkpoint is of round 4.
-    """
-    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
-    job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
-    job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", *words]
-    command = [sys.executable, "-c", KILLED, "run", "--engine", "inline", "--out", str(folder)]
-    assert subprocess.run([*command, *job], check=False).returncode == -signal.SIGKILL
+def resumed(folder):
+    """Resume a run; return its summary."""
     assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 0
     return summary_of(folder)
 
 
-def test_a_repeated_round_is_a_further_release(tmp_path):
-    """Clients have seen two noisy sums of round 5."""
-    summary = killed_in_round_5(tmp_path / "r")
+def test_a_repeated_round_is_a_further_release(tmp_path, capsys):
+    """A run is killed, as by ``kill -9``, when the model of round 5 leaves; the last
+    checkpoint is of round 4. Clients will see two noisy sums of round 5.
+    """
+    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
+    folder, free, most = tmp_path / "r", tmp_path / "free", gaussian_epsilon(1.1, 5, 1e-5) + 0.01
+    job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
+    job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3"]
+    job += [f"dp.max-epsilon={most}", "--out", str(folder)]
+    command = [sys.executable, "-c", KILLED, "run", "--engine", "inline", *job]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    shutil.copytree(folder, free)
+    settings = (free / "settings.toml").read_text()
+    assert f"max-epsilon = {most}\n" in settings
+    (free / "settings.toml").write_text(settings.replace(str(most), "0.0"))
+    summary = resumed(free)
     assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 7, 1e-5))
     assert summary["delta"] == 1e-5
-    lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
+    lines = (free / "releases.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 5, 6]
-
-
-def test_releases_before_a_resume_use_up_the_budget(tmp_path, capsys):
-    """Five have happened, and a sixth would spend more: the run ends with the model of
-    its checkpoint.
-    """
-    most = gaussian_epsilon(1.1, 5, 1e-5) + 0.01
-    summary = killed_in_round_5(tmp_path / "r", f"dp.max-epsilon={most}")
+    # with the budget a sixth release would spend more: the run ends with the model of
+    # its checkpoint
+    summary = resumed(folder)
     assert summary["epsilon"] == pytest.approx(most - 0.01)
     assert (summary["rounds-completed"], summary["status"]) == (4, "completed")
     model, kept = (
-        load_file(tmp_path / "r" / place / "model.safetensors") for place in (".", "checkpoint/4")
+        load_file(folder / place / "model.safetensors") for place in (".", "checkpoint/4")
     )
     assert all(np.array_equal(model[name], kept[name]) for name in kept)
-    shutil.rmtree(tmp_path / "r" / "checkpoint")
-    assert main(["run", "--engine", "inline", "--resume", "--out", str(tmp_path / "r")]) == 2
+    shutil.rmtree(folder / "checkpoint")
+    assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 2
     assert "no checkpoint, and its 5 releases have spent" in capsys.readouterr().err
+
+
+def test_a_run_that_has_spent_its_budget_keeps_its_last_round(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
+    most = gaussian_epsilon(1.1, 3, 1e-5) + 0.01
+    job = ["num-rounds=6", "checkpoint-every=2", "train.local-epochs=1", "num-clients=6"]
+    job += ["dp.noise-multiplier=1.1", f"dp.max-epsilon={most}", "--out", str(tmp_path)]
+    assert main(["run", "--engine", "inline", *job]) == 0
+    ended, model = summary_of(tmp_path), load_file(tmp_path / "model.safetensors")
+    again = resumed(tmp_path)
+    assert again["rounds-completed"] == ended["rounds-completed"] == 3
+    assert again["epsilon"] == ended["epsilon"]
+    assert_arrays(load_file(tmp_path / "model.safetensors"), model)
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():

@@ -1,6 +1,5 @@
 """Secure sums with noise: clipped updates, noise that the clients add, and a budget."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -47,9 +46,10 @@ def test_updates_are_clipped_and_have_equal_weights():
     found, _, result = run(
         private(noise=1e-6), start=START, make=by(lambda i: shifts[i]), options=ON
     )
-    size = math.sqrt(NUMBERS + 3)
-    mean = np.mean([np.clip(s, -2 / size, 2 / size) for s in shifts])
-    np.testing.assert_allclose(found["w"], mean, atol=1e-5)
+    size = np.sqrt(NUMBERS + 3)
+    np.testing.assert_allclose(
+        found["w"], np.mean([np.clip(s, -2 / size, 2 / size) for s in shifts]), atol=1e-5
+    )
     assert found["count"] == 7
     assert result.train_metrics_clientapp[1].keys() == {"epsilon"}
 
@@ -70,9 +70,9 @@ def test_the_noise_of_the_fewest_honest_clients_is_that_of_the_sum(lost, survivo
         lost=lambda step, _, client: step == "train" and client < lost,
     )
     noise = found["w"].astype(float) * survivors
-    wanted = z * c * math.sqrt(survivors / 3)
-    assert abs(noise.std() / wanted - 1) < 5 / math.sqrt(2 * NUMBERS)
-    assert abs(noise.mean()) < 5 * wanted / math.sqrt(NUMBERS)
+    wanted = z * c * np.sqrt(survivors / 3)
+    assert abs(noise.std() / wanted - 1) < 5 / np.sqrt(2 * NUMBERS)
+    assert abs(noise.mean()) < 5 * wanted / np.sqrt(NUMBERS)
     assert (found["running_var"] >= 0).all()
 
 
@@ -92,16 +92,20 @@ def test_rounding_keeps_the_norm_within_the_bound(monkeypatch):
     changes = words[:-2].view(np.int64).astype(float)
     most = 0.5 * 2.0 ** terms.exponents()["real"][0]
     assert 0.999 * most < np.sqrt(np.sum(np.square(changes))) <= most
-    with pytest.raises(ValueError, match="too short for 50000 numbers"):
-        to_vector(replace(terms, max_norm=1e-9, noise=1e12), sent, arrays, {})
+    refused(
+        lambda: to_vector(replace(terms, max_norm=1e-9, noise=1e12), sent, arrays, {}),
+        "too short for 50000 numbers",
+    )
 
 
 def test_noise_of_few_units_is_refused():
     """The accountant takes whole numbers for so fine that they are like real ones."""
     terms = Terms("model", "num-examples", False, 5, 1.0, 10, 1.0, True, 1e-6)
     assert terms.noise_scale(3) >= 2**10
-    with pytest.raises(ValueError, match="noise-multiplier = 1e-11: too little for sums"):
-        replace(terms, noise=1e-11).noise_scale(3)
+    refused(
+        lambda: replace(terms, noise=1e-11).noise_scale(3),
+        "noise-multiplier = 1e-11: too little for sums",
+    )
 
 
 def test_the_budget_ends_the_run_and_a_failed_round_counts():
@@ -121,8 +125,9 @@ def test_a_site_can_demand_noise(noise, fits):
     base = InlineGrid(SecureApp(app_of(lambda i: EchoClient(0.5)).app, lambda context: False), 5)
     base.contexts[1000].node_config["secure-noise"] = "1.0"
     strategy = private(noise=noise) if noise else FedAvg()
-    options = None if noise is None else ON
-    (now,) = summed(base, strategy=strategy, options=options, start=START).seen
+    (now,) = summed(
+        base, strategy=strategy, options=None if noise is None else ON, start=START
+    ).seen
     reasons = [failure.reason for failure in now.failures]
     assert fits == (not reasons)
     assert fits or ("secure-noise = 1" in reasons[0]) == (noise is not None)
@@ -133,8 +138,10 @@ def test_a_site_can_demand_noise(noise, fits):
 )
 def test_updates_are_shortened_whatever_kind_of_replies_the_server_names(lie):
     """Noise in units of a norm hides nothing if the update may be longer."""
-    change = lambda step, facts, _: step == "train" and facts["terms"].update(lie)
-    inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
+    inner = Losing(
+        InlineGrid(app_of(by(lambda i: 3.0)), 5),
+        change=lambda step, facts, _: step == "train" and facts["terms"].update(lie),
+    )
     with pytest.raises(TooFewReplies):
         summed(inner, strategy=private(), start=START)
     texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
@@ -183,7 +190,11 @@ JOB = {
 def test_a_run_reports_its_budget(method, tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     run_inline(tmp_path / "r", method=method, **JOB)
-    spent = [row["train"]["epsilon"] for row in rounds_of(tmp_path / "r")]
-    assert spent == pytest.approx([concentrated_epsilon(n / (2 * 0.25), 1e-5) for n in (1, 2)])
-    with pytest.raises(UserError, match=r"dp\.clipping-norm"):
-        with_defaults({**JOB, "method": method, "max-update-norm": 1.0})
+    assert [row["train"]["epsilon"] for row in rounds_of(tmp_path / "r")] == pytest.approx(
+        [concentrated_epsilon(n / (2 * 0.25), 1e-5) for n in (1, 2)]
+    )
+    refused(
+        lambda: with_defaults({**JOB, "method": method, "max-update-norm": 1.0}),
+        r"dp\.clipping-norm",
+        UserError,
+    )

@@ -43,7 +43,6 @@ from fedapps.strategies import (
 from fedapps.strategies.fedavg import FlowerArguments
 from tests.helpers import EchoClient, refused
 
-PUBLIC = [(package, name) for package in (strategies, clients) for name in package.__all__]
 METHODS = [
     name
     for name in strategies.__all__
@@ -61,7 +60,10 @@ class Client(EchoClient):
         return arrays, number, {**metrics, "loss-before": 1.0, "alpha": 0.5}
 
 
-@pytest.mark.parametrize(("package", "name"), PUBLIC)
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [(package, name) for package in (strategies, clients) for name in package.__all__],
+)
 def test_every_public_class_says_what_it_takes(package, name):
     kind = getattr(package, name)
     assert kind.__doc__
@@ -134,8 +136,9 @@ KINDS = [
 
 
 def test_our_arguments_are_flowers():
-    given = inspect.signature(FlowerFedAvg.__init__).parameters
-    assert set(FlowerArguments.__annotations__) == given.keys() - {"self"}
+    assert set(FlowerArguments.__annotations__) == inspect.signature(
+        FlowerFedAvg.__init__
+    ).parameters.keys() - {"self"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,9 +169,11 @@ def test_should_stop_ends_any_run(kind):
     """Of a strategy, and of wrappers with a loop of their own and without."""
     app = to_client_app(lambda context: EchoClient(1.0, metrics={"loss-before": 1.0}))
     app = SecureApp(app) if kind is SecureSum else app
-    start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     result = kind(FedAvg()).start(
-        InlineGrid(app, 3), start, 5, should_stop=lambda number, _: number == 2
+        InlineGrid(app, 3),
+        ArrayRecord({"w": Array(np.zeros(2, np.float32))}),
+        5,
+        should_stop=lambda number, _: number == 2,
     )
     assert list(result.evaluate_metrics_clientapp) == [1, 2]
 

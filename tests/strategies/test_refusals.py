@@ -13,6 +13,7 @@ from fedapps.strategies import (
     AAggFFOptions,
     AAggFFS,
     AFLOptions,
+    Capabilities,
     DFWTrace,
     FedAdam,
     FedAvg,
@@ -44,7 +45,6 @@ from fedapps.strategies import (
     TERMOptions,
     WarmStart,
 )
-from fedapps.strategies.base.capabilities import Capabilities
 
 RANGE = "choose a value in"
 OPTIONS = [

@@ -136,15 +136,18 @@ def test_one_client_that_forges_its_part_stops_no_sum_and_no_other_client(forged
     assert sums == (wanted or [[0, 1, 3, 4], sums[1]])
     assert 2 not in sums[0] or not said
     if sums[0] == sums[1]:
-        moved = 2 * mean_of(sums[0], "v") - START["v"]
-        np.testing.assert_allclose(arrays_of(result)["v"], moved, rtol=1e-6)
+        np.testing.assert_allclose(
+            arrays_of(result)["v"], 2 * mean_of(sums[0], "v") - START["v"], rtol=1e-6
+        )
 
 
 def test_the_mask_of_a_client_that_is_gone_needs_no_share_that_it_altered():
     """Its key comes from the other neighbours."""
     lost = lambda step, _, place: step == "train" and place == 2
-    heard = answering(offer=flipped("sealed", 3))
-    result = summed(Losing(InlineGrid(app_of(), 6), lost, heard=heard), num_clients=6)
+    result = summed(
+        Losing(InlineGrid(app_of(), 6), lost, heard=answering(offer=flipped("sealed", 3))),
+        num_clients=6,
+    )
     np.testing.assert_allclose(arrays_of(result)["v"], mean_of([0, 1, 3, 4, 5], "v"), rtol=1e-6)
 
 
@@ -220,7 +223,6 @@ def altered(step, facts, place):
 
 
 single = lambda members, _: {name: 1.0 if name == "0" else 1e-6 for name in members}
-SIGNED = "is not signed by it"
 #: What a server changes; at which step how many clients refuse, and what they say; what
 #: weighs the clients, if not FedAvg; whether there is no sum.
 LIES = {
@@ -259,7 +261,7 @@ LIES = {
         ),
         *("reveal", 2, "valid signatures of the survivors", None, 0),
     ),
-    "swapped keys": (exchanged, "train", 5, SIGNED, None, 1),
+    "swapped keys": (exchanged, "train", 5, "is not signed by it", None, 1),
     "altered shares": (altered, "train", 5, "altered, or belongs to another session", None, 1),
 }
 
@@ -453,8 +455,10 @@ def test_a_key_is_known_from_the_first_meeting_on_in_all_runs(tmp_path):
 def test_the_difference_of_sums_has_a_floor_in_all_runs(tmp_path):
     options = SecureOptions(on=True, min_change=2)
     assert not any(refusals(Losing(with_folder(tmp_path)), options).values())
-    lost = lambda step, _, place: step == "train" and place == 2
-    refused = refusals(Losing(with_folder(tmp_path), lost), options)["sign"]
+    refused = refusals(
+        Losing(with_folder(tmp_path), lambda step, _, place: step == "train" and place == 2),
+        options,
+    )["sign"]
     assert len(refused) == 4
     assert all("differ from those of the last sum by 1 clients" in text for text in refused)
 

@@ -17,8 +17,9 @@ def test_it_is_one_strategy_and_then_the_other_from_its_model():
     client = lambda i, _: EchoClient(i + 1, i + 1)
     whole = arrays_of(simulate(WarmStart(FedAvg(), 2, flowers_own()), client, 3, START, 5))
     half = arrays_of(simulate(FedAvg(), client, 3, START, 2))
-    one = lambda i: EchoClient(i + 1, i + 1)
-    rest = arrays_of(play(flowers_own(), one, 3, half, 5, first_round=3))
+    rest = arrays_of(
+        play(flowers_own(), lambda i: EchoClient(i + 1, i + 1), 3, half, 5, first_round=3)
+    )
     np.testing.assert_array_equal(whole["w"], rest["w"])
 
 
@@ -28,13 +29,17 @@ def halves(i, _):
 
 
 def test_the_message_says_which_half_of_the_client_answers():
-    result = simulate(WarmStart(FedAvg(), 2, FedProx()), halves, 2, START, 5)
-    np.testing.assert_allclose(arrays_of(result)["w"], START["w"] + 2 * 1 + 3 * 10)
+    np.testing.assert_allclose(
+        arrays_of(simulate(WarmStart(FedAvg(), 2, FedProx()), halves, 2, START, 5))["w"],
+        START["w"] + 2 * 1 + 3 * 10,
+    )
 
 
 def test_a_client_of_two_halves_needs_the_name_of_the_half():
-    said = r"warm-start-half = None .* must be WarmStart"
-    refused(lambda: halves(0, None).fit([START["w"]], {}), said)
+    refused(
+        lambda: halves(0, None).fit([START["w"]], {}),
+        r"warm-start-half = None .* must be WarmStart",
+    )
 
 
 def test_each_half_has_its_own_rules_for_replies():
@@ -69,5 +74,4 @@ def test_state_is_that_of_both_halves():
 def test_the_second_half_may_end_the_run():
     second = FedProx()
     second.finished = True
-    result = play(WarmStart(FedAvg(), 2, second), lambda _: EchoClient(1), 2, START, 9)
-    assert len(result.seen) == 3
+    assert len(play(WarmStart(FedAvg(), 2, second), lambda _: EchoClient(1), 2, START, 9).seen) == 3

@@ -2,8 +2,6 @@
 pruning, and what it refuses.
 """
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from fedapps.algorithms.boosting.additive import (
     stacked,
     unpack_blocks,
 )
-from fedapps.algorithms.boosting.additive_values import advance, values_at
+from fedapps.algorithms.boosting.additive_values import values_at
 
 
 def linear(learners, x):
@@ -42,7 +40,7 @@ X = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
 def test_it_is_the_sum_that_its_definition_says_each_learner_cut_by_itself(
     function, clip, monkeypatch
 ):
-    most, f = clip or math.inf, torch.zeros(10, 2)
+    most, f = clip or np.inf, torch.zeros(10, 2)
     function.clip = clip
     for b in function.blocks:
         f = b.shrink * f
@@ -53,13 +51,6 @@ def test_it_is_the_sum_that_its_definition_says_each_learner_cut_by_itself(
     monkeypatch.setattr(additive_values, "BATCH", 1)  # learner by learner
     torch.testing.assert_close(values_at(function, X, 2, linear), f)
     assert (len(function), function.version) == (7, 3)
-
-
-def test_values_go_on_from_any_version(function):
-    values = values_at(Additive(None, function.blocks[:1]), X, 2, linear)
-    for b in function.blocks[1:]:
-        values = advance(values, b, X, linear)
-    torch.testing.assert_close(values, values_at(function, X, 2, linear))
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

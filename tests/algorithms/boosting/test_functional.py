@@ -3,7 +3,6 @@ extension, by closed forms and brute force.
 """
 
 import itertools
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +37,7 @@ def randn(*shape, seed=0):
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 5])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_the_gradient_is_that_of_the_loss(loss, outputs):
     values = randn(7, outputs).double().requires_grad_()
     labels = torch.arange(7) % max(2, outputs)
@@ -47,13 +46,8 @@ def test_the_gradient_is_that_of_the_loss(loss, outputs):
     torch.testing.assert_close(LOSSES[loss].gradient(values.detach(), labels), wanted)
 
 
-def test_every_loss_can_be_chosen():
-    assert tuple(LOSSES) == LOSS_NAMES
-
-
 def test_codes_of_labels():
-    labels = torch.tensor([0, 2, 1])
-    assert coded(labels, 3).tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert coded(torch.tensor([0, 2, 1]), 3).tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert coded(torch.tensor([0, 1]), 1).tolist() == [[-1], [1]]
 
 
@@ -185,8 +179,9 @@ def test_it_passes_through_labels_that_are_lipschitz_and_has_no_steeper_slope():
     a, b = randn(500, 3, seed=5), randn(500, 3, seed=6)
     assert bool(((u(a) - u(b)).abs().max(1).values <= least * (a - b).norm(dim=1) + 1e-4).all())
     points = a.clone().requires_grad_()
-    slope = torch.autograd.grad(u(points)[:, 0].sum(), points)[0].norm(dim=1)
-    torch.testing.assert_close(slope, torch.full((500,), least))
+    torch.testing.assert_close(
+        torch.autograd.grad(u(points)[:, 0].sum(), points)[0].norm(dim=1), torch.full((500,), least)
+    )
 
 
 @pytest.mark.parametrize("block", [13, 4_000_000])
@@ -212,7 +207,7 @@ def test_the_least_constant_by_brute_force(block, monkeypatch):
 
 def test_equal_points_with_different_labels_have_no_constant():
     x, y = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [1.0], [0.0]])
-    assert math.isinf(least_lipschitz(x, y)[0])
+    assert np.isinf(least_lipschitz(x, y)[0])
     refused(
         lambda: lipschitz_constant(x, y, 0.0),
         "samples 1 and 2 are the same point with different labels",

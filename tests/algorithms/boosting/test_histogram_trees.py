@@ -18,6 +18,8 @@ from fedapps.algorithms.boosting.bins import (
 )
 from fedapps.algorithms.boosting.forest import GROW, Forest
 from fedapps.algorithms.boosting.histogram_trees import (
+    BOUNDS,
+    NUMBER,
     UNIT,
     Growth,
     best_splits,
@@ -26,6 +28,8 @@ from fedapps.algorithms.boosting.histogram_trees import (
     start_value,
     sums_fault,
 )
+from fedapps.algorithms.boosting.trees import fit_tree, walk
+from tests.helpers import assert_arrays
 
 #: Two bins, of 0 and of 1.
 HALF = [np.float32([0.5])]
@@ -141,8 +145,9 @@ def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
         np.where(np.isnan(values), splits.left[0] == 1, values <= splits.threshold[0]), left
     )
     for side, rows in enumerate((left, ~left)):
-        step = -(g[rows].sum() / UNIT) / (h[rows].sum() / UNIT + growth.l2)
-        assert splits.children[0, side] == pytest.approx(growth.rate * step)
+        assert splits.children[0, side] == pytest.approx(
+            growth.rate * (-(g[rows].sum() / UNIT) / (h[rows].sum() / UNIT + growth.l2))
+        )
 
 
 def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_rows():
@@ -158,9 +163,10 @@ def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_r
 
 @pytest.mark.parametrize("l2", [0.0, 1.0])
 def test_rows_that_are_alike_are_not_split(l2):
-    x = np.float32([[0]] * 30 + [[1]] * 30)
     derived = derivatives("cross-entropy", np.full(60, 0.3), np.ones(60, np.int64))
-    assert split_of(x, HALF, derived, Growth(l2=l2)).feature[0] == -1
+    assert (
+        split_of(np.float32([[0]] * 30 + [[1]] * 30), HALF, derived, Growth(l2=l2)).feature[0] == -1
+    )
 
 
 def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
@@ -184,8 +190,10 @@ def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant(
         np.testing.assert_allclose(result[1] / UNIT, h, atol=1 / UNIT)
         # the best constant with half a row of each label added
         for rows, ones in ((1000, 300), (10, 10), (3, 0)):
-            start = np.full(2, start_value(loss, rows, ones))
-            slopes = derivatives(loss, start, np.array([1, 0]))[0] / UNIT
+            slopes = (
+                derivatives(loss, np.full(2, start_value(loss, rows, ones)), np.array([1, 0]))[0]
+                / UNIT
+            )
             assert slopes @ [ones + 0.5, rows - ones + 0.5] == pytest.approx(0, abs=rows / UNIT)
 
 
@@ -193,8 +201,9 @@ def test_classes_start_at_their_shares_with_half_a_row_of_each_added():
     x, y = np.zeros((8, 1), np.float32), np.repeat([0, 2], [3, 5])
     forest = Forest.new(1, 1, outputs=3)
     for _ in range(2):
-        sums = forest.sums(x, y, np.zeros((8, 3)), "cross-entropy")
-        forest.step(sums, Growth(), "cross-entropy", 4)
+        forest.step(
+            forest.sums(x, y, np.zeros((8, 3)), "cross-entropy"), Growth(), "cross-entropy", 4
+        )
     np.testing.assert_allclose(np.exp(forest.base), np.array([3.5, 0.5, 5.5]) / 9.5)
 
 
@@ -267,3 +276,65 @@ def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
     assert widths(forest.edges).max() <= 16 + 1
     with pytest.raises(ValueError, match="no array 'stage'"):
         Forest.from_arrays({"weight": x})
+
+
+# --- trees of numbers -----------------------------------------------------------------
+
+# Regression trees grown from sums: least squares, however rows are spread over
+# clients.
+
+
+def rows(n=200, features=3, seed=0):
+    rng = np.random.default_rng(seed)
+    # few values: every one has a bin of its own
+    x = rng.integers(0, 12, size=(n, features)).astype(np.float32)
+    y = 0.3 * x[:, 0] - (x[:, 1] > 5) + 0.1 * rng.normal(size=n)
+    return x, (y - y.mean()) / y.std() + 0.4  # as at clients whose targets are higher than others
+
+
+def grown(parts, depth, steps, growth, bins=64, loss=NUMBER, outputs=1):
+    """Return the forest after ``steps`` steps, from the sums of the parts (x, y)."""
+    forest = Forest.new(parts[0][0].shape[1], depth, outputs)
+    for _ in range(steps):
+        sums = sum(forest.sums(x, y, forest.values(x), loss) for x, y in parts)
+        assert forest.fault(sums, loss) == ""
+        forest.step(sums, growth, loss, bins)
+    return forest
+
+
+def test_the_start_is_the_mean_and_the_first_tree_is_that_of_least_squares():
+    x, y = rows()
+    depth = 3
+    forest = grown([(x, y)], depth, 2 + depth, Growth(min_leaf=1, l2=0.0, rate=1.0, max_step=100.0))
+    assert forest.base == pytest.approx(y.mean(), abs=1 / UNIT)
+    feature, threshold, value = fit_tree(x, (y - forest.base)[:, None], depth)
+    wanted = walk(feature[None], threshold[None], value[None], x)[0, :, 0]
+    np.testing.assert_allclose(forest.values(x) - forest.base, wanted, atol=5 / UNIT)
+
+
+@pytest.mark.parametrize(("loss", "outputs", "steps"), [(NUMBER, 1, 12), ("cross-entropy", 3, 62)])
+def test_trees_are_to_the_bit_those_of_the_pooled_rows_however_these_are_dealt(
+    loss, outputs, steps
+):
+    """Of numbers, and of three classes, which have trees in turn."""
+    x, y = rows(300)
+    y = np.digitize(y, [0.0, 0.8]) if outputs == 3 else y
+    cut = np.random.default_rng(1).permutation(300)
+    together, apart = (
+        grown(parts, 2, steps, Growth(min_leaf=5, l2=1.0, rate=0.3), 64, loss, outputs)
+        for parts in ([(x, y)], [(x[at], y[at]) for at in np.array_split(cut, 60)])
+    )
+    assert_arrays(together.to_arrays(), apart.to_arrays())
+    values = Forest.from_arrays(together.to_arrays()).values(x)
+    np.testing.assert_array_equal(values, together.values(x))
+    wrong = np.mean((values - y) ** 2) / y.var() if outputs == 1 else np.mean(values.argmax(1) != y)
+    assert wrong < 0.3
+
+
+def test_a_target_far_away_draws_no_harder_than_the_bound_and_sums_beyond_it_are_refused():
+    g, h = derivatives(NUMBER, np.zeros(3), np.array([0.0, 1e9, -1e9]))
+    assert (g.tolist(), h.tolist()) == ([0, -8 * UNIT, 8 * UNIT], [UNIT] * 3)
+    forest = Forest.new(1, 2)
+    sums = forest.sums(np.zeros((3, 1), np.float32), np.zeros(3), np.zeros(3), NUMBER)
+    sums[1] = 3 * BOUNDS[NUMBER][0] * UNIT + 1
+    assert "more than 8 deviations a row" in forest.fault(sums, NUMBER)

@@ -38,8 +38,9 @@ def test_groups_are_of_neighbours_and_large_enough_on_both_sides(way):
     for _ in range(50):
         x, sides = column(way, rng, 30), np.sort(rng.integers(0, 2, 30))
         out = merged(x, sides, 4)
-        order = np.argsort(x)
-        np.testing.assert_array_equal(out[order], np.sort(out))  # neighbours, missing values last
+        np.testing.assert_array_equal(
+            out[np.argsort(x)], np.sort(out)
+        )  # neighbours, missing values last
         assert set(out[~np.isnan(out)]) <= set(x)
         for side in (0, 1):
             _, rows = np.unique(out[sides == side], return_counts=True)
@@ -61,16 +62,18 @@ def sites(rng, count=6, rows=30):
     out = []
     for _ in range(count):
         x = np.stack([column(way, rng, rows) for way in (*WAYS, "as it is")], 1)
-        y = (np.nan_to_num(x[:, 0] + x[:, 5]) + rng.normal(size=rows) > 0).astype(np.int64)
-        part = ArraySplit(x, y)
+        part = ArraySplit(
+            x, (np.nan_to_num(x[:, 0] + x[:, 5]) + rng.normal(size=rows) > 0).astype(np.int64)
+        )
         out.append(ArrayData(part, part, part))
     return out
 
 
 @pytest.mark.parametrize("least", [2, 5])
 def test_no_number_that_leaves_a_site_is_over_fewer_rows(least):
-    datas = sites(np.random.default_rng(1))
-    clients = [HistogramBoostingClient(data, min_cell=least) for data in datas]
+    clients = [
+        HistogramBoostingClient(data, min_cell=least) for data in sites(np.random.default_rng(1))
+    ]
     forest, merges = Forest.new(6, 3), 0
     for now in range(2 + 3 * 5):
         config = {"loss": "cross-entropy", "sums": forest.length(), "server-round": now + 1}
@@ -113,6 +116,7 @@ def test_the_setting_reaches_the_client(task):
             "histogram-boosting.min-cell": 7,
         }
     )
-    client = build_client(settings, build_task(settings), 0, 3, MessageStore(RecordDict()))
-    for values in client.inputs().T:
+    for values in (
+        build_client(settings, build_task(settings), 0, 3, MessageStore(RecordDict())).inputs().T
+    ):
         assert np.unique(values, return_counts=True)[1].min() >= 7

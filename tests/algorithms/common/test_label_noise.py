@@ -20,10 +20,12 @@ def transitions(kind, ratio, classes=5, each=20_000):
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 0.6])
 def test_the_transition_matrices(ratio):
     own = np.eye(5) * (1 - ratio)
-    pair = own + ratio * np.roll(np.eye(5), 1, axis=1)
-    np.testing.assert_allclose(transitions("pair", ratio), pair, atol=0.015)
-    symmetric = own + ratio / 4 * (1 - np.eye(5))
-    np.testing.assert_allclose(transitions("symmetric", ratio), symmetric, atol=0.015)
+    np.testing.assert_allclose(
+        transitions("pair", ratio), own + ratio * np.roll(np.eye(5), 1, axis=1), atol=0.015
+    )
+    np.testing.assert_allclose(
+        transitions("symmetric", ratio), own + ratio / 4 * (1 - np.eye(5)), atol=0.015
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

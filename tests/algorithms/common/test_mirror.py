@@ -47,12 +47,14 @@ def test_projections_of_known_points():
 def test_projections_ignore_shifts_and_keep_what_is_feasible(project):
     rng = np.random.default_rng(3)
     w = 0.02 + 0.9 * rng.dirichlet(np.ones(5))
-    same = w if project is project_simplex else np.log(w)
-    np.testing.assert_allclose(project(same, 0.02), w, atol=1e-12)
+    np.testing.assert_allclose(
+        project(w if project is project_simplex else np.log(w), 0.02), w, atol=1e-12
+    )
     v = rng.normal(size=10_000)
     np.testing.assert_allclose(project(v + 1e3), project(v), atol=1e-11)
-    huge = project(np.array([1e300, 1e300, -1e300]))
-    np.testing.assert_allclose(huge, [0.5, 0.5, 0.0], atol=1e-12)
+    np.testing.assert_allclose(
+        project(np.array([1e300, 1e300, -1e300])), [0.5, 0.5, 0.0], atol=1e-12
+    )
 
 
 def test_steps_are_the_printed_updates():
@@ -65,18 +67,6 @@ def test_steps_are_the_printed_updates():
     np.testing.assert_allclose(
         euclidean_step(alpha, gradient, 0.3), project_simplex(alpha - 0.3 * gradient)
     )
-
-
-@pytest.mark.parametrize("name", MIRRORS)
-def test_descent_lowers_and_a_negative_rate_raises_a_linear_loss(name):
-    rng = np.random.default_rng(5)
-    alpha, cost = rng.dirichlet(np.ones(6)), rng.normal(size=6)
-    assert (
-        MIRRORS[name](alpha, cost, 0.1) @ cost
-        < alpha @ cost
-        < MIRRORS[name](alpha, cost, -0.1) @ cost
-    )
-    np.testing.assert_allclose(MIRRORS[name](alpha, cost, -0.1), MIRRORS[name](alpha, -cost, 0.1))
 
 
 @pytest.mark.parametrize("name", MIRRORS)

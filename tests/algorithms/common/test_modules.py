@@ -59,8 +59,9 @@ def through_the_mean_loss(net, x):
 
 
 def through_adaptation(net, x):
-    client = PerFedAvgClient(lambda seed: net, blobs(n=5 * len(x) // 3), model=net)
-    client.take_own({"per-fedavg-alpha": 0.1, "per-fedavg-steps": 1})
+    PerFedAvgClient(lambda seed: net, blobs(n=5 * len(x) // 3), model=net).take_own(
+        {"per-fedavg-alpha": 0.1, "per-fedavg-steps": 1}
+    )
 
 
 def through_tokens(net, x):
@@ -105,8 +106,7 @@ def test_a_small_net_keeps_the_usual_batches(through):
 
 def test_the_scores_of_samples_do_not_depend_on_the_batch():
     net, x = Wide(WIDEST // FIT), samples(3 * FIT + 5)
-    with torch.no_grad():
-        whole = net.eval()(x)
+    whole = net.eval()(x).detach()
     torch.testing.assert_close(outputs_of(net, x), whole, rtol=1e-6, atol=1e-6)
     assert max(net.sizes[1:]) == FIT
 

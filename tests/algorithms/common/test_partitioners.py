@@ -68,8 +68,9 @@ def test_pathological_gives_exactly_k_classes_used_evenly(clients, k, seed):
 
 def test_pathological_pieces_of_a_class_are_random():
     """A class is not cut in file order: neighbours in the file may be one writer's."""
-    parts = pathological(np.zeros(400, int), 2, 1, np.random.default_rng(0))
-    assert 60 < np.sum(parts[0] < 200) < 140
+    assert (
+        60 < np.sum(pathological(np.zeros(400, int), 2, 1, np.random.default_rng(0))[0] < 200) < 140
+    )
 
 
 def test_pathological_pairs_are_random():
@@ -91,13 +92,15 @@ def test_pathological_leaves_out_what_no_client_holds():
 
 def test_pathological_label_values_are_free():
     labels = np.array([-5, 100, 7] * 10)
-    parts = pathological(labels, 6, 1, np.random.default_rng(0))
-    assert sorted(labels[part[0]] for part in parts) == [-5, -5, 7, 7, 100, 100]
+    assert sorted(
+        labels[part[0]] for part in pathological(labels, 6, 1, np.random.default_rng(0))
+    ) == [-5, -5, 7, 7, 100, 100]
 
 
 def test_sorted_share_extremes():
-    only_blocks = sorted_share(LABELS, 10, 0.0, np.random.default_rng(0))
-    assert [set(LABELS[part]) for part in only_blocks] == [{c} for c in range(10)]
+    assert [
+        set(LABELS[part]) for part in sorted_share(LABELS, 10, 0.0, np.random.default_rng(0))
+    ] == [{c} for c in range(10)]
     everything_random = sorted_share(LABELS, 10, 1.0, np.random.default_rng(0))
     assert all(len(set(LABELS[part])) == 10 for part in everything_random)
 
@@ -149,7 +152,6 @@ def test_dirichlet_clients_are_of_one_size_and_as_skewed_as_alpha_says(alpha):
     # 1), beside the multinomial's. Later clients take what is left, so only the first
     # ones are looked at.
     share = 0.1 * 0.9 / (10 * alpha + 1)
-    expected = share + (0.1 * 0.9 - share) / 30
     first = [
         np.bincount(LABELS[p], minlength=10) / 30
         for seed in range(60)
@@ -157,7 +159,9 @@ def test_dirichlet_clients_are_of_one_size_and_as_skewed_as_alpha_says(alpha):
             :5
         ]
     ]
-    assert np.mean((np.array(first) - 0.1) ** 2) == pytest.approx(expected, rel=0.06)
+    assert np.mean((np.array(first) - 0.1) ** 2) == pytest.approx(
+        share + (0.1 * 0.9 - share) / 30, rel=0.06
+    )
 
 
 def test_dirichlet_clients_hold_two_classes_where_they_can():

@@ -29,30 +29,6 @@ def test_epsilon_inverts_delta_and_grows_with_releases():
     assert gaussian_epsilon(1e6, 1, 1e-5) == 0  # so much noise that delta alone covers it
 
 
-def test_flowers_accountant_reports_a_little_more():
-    """It composes by Renyi moments, an upper bound of the same quantity."""
-    pytest.importorskip(
-        "dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'"
-    )
-    from flwr.serverapp import (
-        GaussianPrivacyEvent,
-        NeighboringRelation,
-        PrivacyConfig,
-        RdpAccountant,
-        SamplingMethod,
-    )
-
-    accountant = RdpAccountant(
-        PrivacyConfig(
-            1e-5, 10, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
-        )
-    )
-    for releases in range(1, 21):
-        accountant.compose(GaussianPrivacyEvent(1.5, 10, 10))
-        theirs, ours = accountant.get_epsilon(1e-5), gaussian_epsilon(1.5, releases, 1e-5)
-        assert 0.85 * theirs < ours < theirs
-
-
 @pytest.mark.parametrize(
     ("z", "delta", "key"),
     [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")],

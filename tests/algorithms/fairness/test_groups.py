@@ -25,9 +25,8 @@ def sums_of(probabilities, labels, members):
 def samples(n, classes, groups, seed):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, classes)) * 2
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return (
-        probabilities,
+        (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)),
         rng.integers(classes, size=n),
         np.eye(groups, dtype=bool)[rng.integers(groups, size=n)],
     )
@@ -37,11 +36,11 @@ def test_two_groups_by_hand():
     # Group a: labels 1 1 0 0, predictions 1 0 1 0; group b: labels 1 1 1 0 0,
     # predictions 1 1 1 0 0. One sample is of neither.
     labels = np.array([1, 1, 0, 0, 1, 1, 1, 0, 0, 1])
-    predicted = np.array([1, 0, 1, 0, 1, 1, 1, 0, 0, 0])
     members = np.array([[g == "a", g == "b"] for g in "aaaabbbbb-"])
-    confidence = np.full(10, 0.8)
     groups = Groups(("a", "b"), 2)
-    sums = group_sums(labels, predicted, confidence, members, 2)
+    sums = group_sums(
+        labels, np.array([1, 0, 1, 0, 1, 1, 1, 0, 0, 0]), np.full(10, 0.8), members, 2
+    )
     names = (
         "samples",
         "right",

@@ -1,4 +1,4 @@
-import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -86,8 +86,9 @@ def test_the_program_on_the_simplex_is_solved_to_the_last_digits(count):
     for scale in (0.01, 1.0, 100.0):
         root = rng.normal(size=(count, count))
         hessian, linear = root @ root.T + 0.1 * np.eye(count), scale * rng.normal(size=count)
-        p = minimise_on_simplex(hessian, linear)
-        assert residual(hessian, linear, p) <= 1e-10 * max(1, scale)
+        assert residual(hessian, linear, minimise_on_simplex(hessian, linear)) <= 1e-10 * max(
+            1, scale
+        )
 
 
 def test_the_program_in_a_box_is_solved():
@@ -174,7 +175,7 @@ def test_regret_of_the_newton_step_is_within_theorem_3_1(count, high, factor, na
     """
     rounds = 600
     total, seen = play(OnlineNewtonStep(count, high=high), rounds, adversaries(count)[name])
-    assert total - hindsight(seen) <= 2 * factor * (1 + math.log(1 + rounds / (16 * count)))
+    assert total - hindsight(seen) <= 2 * factor * (1 + np.log(1 + rounds / (16 * count)))
 
 
 def test_the_newton_step_asks_for_all_clients_in_any_order():
@@ -182,8 +183,9 @@ def test_the_newton_step_asks_for_all_clients_in_any_order():
     rule, other = OnlineNewtonStep(6), OnlineNewtonStep(6)
     for _ in range(4):
         r, order = rng.uniform(0, 1 / 6, 6), rng.permutation(6)
-        weights = rule.decide(np.arange(6), r)
-        np.testing.assert_array_equal(other.decide(order, r[order]), weights[order])
+        np.testing.assert_array_equal(
+            other.decide(order, r[order]), rule.decide(np.arange(6), r)[order]
+        )
     refused(
         lambda: rule.decide(np.arange(5), np.full(5, 0.1)), r"5 of 6 clients responded.*AAggFF-D"
     )
@@ -253,9 +255,7 @@ class Dense:
         self.total += self.gradient
         self.rounds += 1
         logits = (
-            -math.sqrt(math.log(self.count))
-            * self.total
-            / (self.lipschitz * math.sqrt(self.rounds + 1))
+            -np.sqrt(np.log(self.count)) * self.total / (self.lipschitz * np.sqrt(self.rounds + 1))
         )
         self.p = np.exp(logits - logits.max())
         self.p /= self.p.sum()
@@ -291,7 +291,7 @@ def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name, step, f
     rule = LinearisedFTRL(count, ratio=1.0, step=step)
     assert rule.lipschitz == 1
     total, seen = play(rule, rounds, adversaries(count)[name])
-    assert total - hindsight(seen) <= factor * rule.lipschitz * math.sqrt(rounds * math.log(count))
+    assert total - hindsight(seen) <= factor * rule.lipschitz * np.sqrt(rounds * np.log(count))
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
 
     exact = LinearisedFTRL(count, ratio=1.0)
     total, seen = play(exact, rounds, adversary)
-    bound = 2 * math.sqrt(rounds * math.log(count))
+    bound = 2 * np.sqrt(rounds * np.log(count))
     assert total - hindsight(seen) <= bound
     lean_leader = LinearisedFTRL(count, ratio=1 - 1e-9, high=1.0)
     total, seen = play(lean_leader, rounds, adversary)
@@ -352,52 +352,25 @@ def test_the_weights_of_a_sample_are_those_of_all(cap, rate, prior):
 def test_clients_never_heard_of_count_as_one():
     rule = LinearisedFTRL(1_000_000, 1e-5, cap=3.0)
     rule.decide(np.arange(10), rule.high * np.linspace(0, 1, 10))
-    rule.scores = Watched(rule.scores)
+    tracemalloc.start()
     rule.at(np.arange(5, 15))
-    assert Watched.largest <= 20
-
-
-class Watched(np.ndarray):
-    """Notes the longest result of a multiplication: the rate times the scores that are
-    looked at.
-    """
-
-    largest = 0
-
-    def __new__(cls, values):
-        return np.asarray(values).view(cls)
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        out = getattr(ufunc, method)(*(np.asarray(x) for x in inputs), **options)
-        Watched.largest = max(Watched.largest, np.size(out))
-        return out
-
-
-def test_state_takes_eight_bytes_a_client():
-    rule = LinearisedFTRL(100_000, 0.001)
-    rule.decide(np.arange(100), np.linspace(0, 0.001, 100))
-    assert sum(value.nbytes for value in rule.state_dict().values()) <= 8 * rule.count + 8
+    assert tracemalloc.get_traced_memory()[1] < 4 * rule.count  # half of an array of all
+    tracemalloc.stop()
 
 
 # Both
 
 
-def rules():
-    return {
-        "newton, paper": OnlineNewtonStep(6),
-        "newton, reference": OnlineNewtonStep(6, ridge="reference"),
-        "newton, wide": OnlineNewtonStep(6, high=100.0),
-        "entropy, all": LinearisedFTRL(6, 1.0),
-        "entropy, sampled": LinearisedFTRL(6, 0.34),
-        "entropy, wide": LinearisedFTRL(6, 0.34, high=1e6),
-        "afl": ProjectedAscent(6, 0.1),
-    }
-
-
 @pytest.mark.parametrize(
     "rule",
     [
-        *rules().values(),
+        OnlineNewtonStep(6),
+        OnlineNewtonStep(6, ridge="reference"),
+        OnlineNewtonStep(6, high=100.0),
+        LinearisedFTRL(6, 1.0),
+        LinearisedFTRL(6, 0.34),
+        LinearisedFTRL(6, 0.34, high=1e6),
+        ProjectedAscent(6, 0.1),
         ProjectedAscent(6, 0.1, cap=2.0),
         ProjectedAscent(6, 1e300),
     ],
@@ -419,29 +392,14 @@ def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(rul
             sampled = rng.choice(6, 1 + t % (6 if afl else 3), replace=False)
         # then one client only, 500 times
         losses = patterns[(t // 7) % 5 if t < 500 else 2][sampled]
-        given = losses if afl else respond(losses, cdfs[t % 6], rule.low, rule.high)
-        weights = rule.decide(sampled, given)
+        weights = rule.decide(
+            sampled, losses if afl else respond(losses, cdfs[t % 6], rule.low, rule.high)
+        )
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12
     assert rule.p.min() >= 0
     assert abs(rule.p.sum() - 1) < 1e-12
     assert rule.p.argmax() == 2
-
-
-@pytest.mark.parametrize("name", rules())
-def test_a_restored_maker_goes_on_with_the_same_numbers(name):
-    rule, other, everyone = rules()[name], rules()[name], np.arange(9)
-    rule.add(3)
-    rounds = np.random.default_rng(13).uniform(0, 1 / 9, (8, 9))
-    for r in rounds[:4]:
-        rule.decide(everyone, r)
-    state = rule.state_dict()
-    kept = {key: value.copy() for key, value in state.items()}
-    other.load_state_dict(state)
-    for r in rounds[4:]:
-        np.testing.assert_array_equal(rule.decide(everyone, r), other.decide(everyone, r))
-    assert_arrays(state, kept)
-    np.testing.assert_array_equal(other.p, rule.p)
 
 
 def test_one_client_has_all_the_weight():
@@ -459,7 +417,7 @@ def test_one_client_has_all_the_weight():
         ([0.0, 1.0], [0.1, 0.1], "integers"),
         ([0, 1], [0.1], "one each"),
         ([], [], "at least one"),
-        ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [math.nan], "not finite"),
+        ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [np.nan], "not finite"),
         ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [2.0], r"responses reach from 0.1 to 2"),
         ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [-0.1], r"responses reach from -0.1"),
     ],

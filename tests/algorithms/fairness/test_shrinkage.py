@@ -48,8 +48,9 @@ def test_the_posterior_is_that_of_quadrature():
     pooled.append((x * law).sum() / law.sum())
     above = np.average(worst, 0, weights)
     found = uncertainty(right, samples, rng(1), draws=40_000, level=0.9)
-    quantiles = [x[np.searchsorted(-above, -level)] for level in (0.95, 0.05)]
-    assert [found["worst"].low, found["worst"].high] == pytest.approx(quantiles, abs=0.01)
+    assert [found["worst"].low, found["worst"].high] == pytest.approx(
+        [x[np.searchsorted(-above, -level)] for level in (0.95, 0.05)], abs=0.01
+    )
     assert found["worst"].estimate == pytest.approx(above.mean(), abs=0.004)
     assert found["worst"].value == found["tail"].value == 0.3 < found["worst"].estimate
     # the mean keeps its measured value, and the posterior's width
@@ -97,8 +98,9 @@ def test_intervals_hold_the_truth_and_estimates_are_nearer_than_what_is_measured
         held = [run[name].low <= true + 1e-9 and true - 1e-9 <= run[name].high for run in runs]
         assert np.mean(held) >= 0.85, name
         assert all(run[name].low <= run[name].estimate <= run[name].high for run in runs)
-        off = [[abs(run[name].estimate - true), abs(run[name].value - true)] for run in runs]
-        ours, measured = np.mean(off, 0)
+        ours, measured = np.mean(
+            [[abs(run[name].estimate - true), abs(run[name].value - true)] for run in runs], 0
+        )
         assert ours <= measured * (1.4 if case == "one apart" else 1.02) + 1e-9, name
     if case == "equal":
         assert np.mean([run["gap"].low == 0 for run in runs]) >= 0.9

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedapps.algorithms.frank_wolfe.centering import DAMPING, Centering, Table, answer
-from tests.helpers import assert_arrays, refused
+from tests.helpers import refused
 
 SHAPE = (9, 7)
 
@@ -110,22 +110,6 @@ def test_constant_observations_leave_nothing_and_divide_by_nothing():
         result = centred(train, test, 2, kind)
         assert result.constants()["scale"][0] > 0
         assert result.metrics()["test-rmse-of-biases"] == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("answered", range(4))
-def test_a_saved_centring_goes_on(answered):
-    train, test = table(40, 1), table(20, 2)
-    centering = Centering(SHAPE)
-    for k in range(4):
-        if k == answered:
-            state, centering = centering.state_dict(), Centering(SHAPE)
-            centering.load_state_dict(state)
-        centering.take(
-            answer(centering.stage, centering.question(), train, test, SHAPE, (1.0, 5.0))
-        )
-    whole = centred(train, test, limits=(1.0, 5.0))
-    assert_arrays(whole.constants(), centering.constants(), rtol=1e-12)
-    assert centering.metrics() == pytest.approx(whole.metrics())
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,9 @@ def test_a_sparse_gradient_is_an_operator(dtype):
     np.testing.assert_allclose(sparse.rmatvec(u), dense.T @ u, atol=tolerance)
     assert sparse.inner(x) == pytest.approx(np.vdot(dense, x), rel=1e-5)
     assert sparse.matvec(v).dtype == sparse.values.dtype == dtype
-    ball = NuclearBall(objective.shape, 2.0, tolerance=1e-6)
-    assert ball.lmo(sparse).inner(dense) == pytest.approx(-2 * np.linalg.norm(dense, 2), rel=1e-5)
+    assert NuclearBall(objective.shape, 2.0, tolerance=1e-6).lmo(sparse).inner(
+        dense
+    ) == pytest.approx(-2 * np.linalg.norm(dense, 2), rel=1e-5)
     refused(lambda: sparse.add_to(np.asfortranarray(x), 1.0), "contiguous")
 
 

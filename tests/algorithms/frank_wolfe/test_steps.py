@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 
@@ -39,13 +37,13 @@ from tests.helpers import assert_arrays, refused
         (lambda: Schedule(2.0, "stochastic").at(1), (1.0, 6.0, 1.0, 2.0)),
         (
             lambda: Schedule(2.0, "stochastic").at(20),
-            (9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3), 2.0),
+            (9 / 28, 2 * np.sqrt(28), 4 / 27 ** (2 / 3), 2.0),
         ),
         # FedFW+ with a falling dual step: c eta lambda
-        (lambda: Schedule(2.0, dual=0.3).at(9).dual, 0.3 * 0.2 * 2 * math.sqrt(10)),
+        (lambda: Schedule(2.0, dual=0.3).at(9).dual, 0.3 * 0.2 * 2 * np.sqrt(10)),
         # partial participation counts the steps that a client has made
         (lambda: Schedule(3.0, participation=0.25).at(50).eta, 2 / (0.25 * 49 + 2)),
-        (lambda: Schedule(3.0, participation=0.25).at(50).lambda_, 3 * math.sqrt(0.25 * 49 + 2)),
+        (lambda: Schedule(3.0, participation=0.25).at(50).lambda_, 3 * np.sqrt(0.25 * 49 + 2)),
         (lambda: Schedule(3.0, participation=0.5).at(3), Schedule(3.0).at(2)),
         (
             lambda: Schedule(3.0, "stochastic", participation=0.5).at(99),
@@ -61,7 +59,7 @@ def test_the_schedules_of_the_theorems(call, wanted):
     ("call", "message"),
     [
         (lambda: Schedule(-1), "lambda_0 = -1"),
-        (lambda: Schedule(math.nan), "lambda_0 = nan"),
+        (lambda: Schedule(np.nan), "lambda_0 = nan"),
         (lambda: Schedule(1, "konvex"), "did you mean 'convex'"),
         (lambda: Schedule(1, "non-convex"), "rounds = 0"),
         (lambda: Schedule(1, participation=0), "participation = 0"),
@@ -87,7 +85,7 @@ def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
     y = [np.zeros_like(start) for _ in range(n)]
     bar = start.copy()
     for t in range(1, rounds + 1):
-        eta, lam = 2 / (t + 1), lambda_0 * math.sqrt(t + 1)
+        eta, lam = 2 / (t + 1), lambda_0 * np.sqrt(t + 1)
         s = []
         for i in range(n):
             if plus:
@@ -218,12 +216,6 @@ def test_iterates_stay_in_the_domain(domain, dtype, tolerance):
         if t % 50 == 0 or t < 10:
             assert all(domain.contains(x, tolerance) for x in (*points, x_bar))
     assert x_bar.dtype == dtype
-
-
-def test_the_gap_of_a_linear_function_is_what_is_left():
-    domain, cost = L1Ball(5, 2.0), np.array([3.0, 1.0, 4.0, 1.5, 5.0])
-    for x in (domain.start(), domain.lmo(-cost).dense(), domain.lmo(cost).dense()):
-        assert duality_gap(domain, x, cost) == pytest.approx(cost @ x + 2 * 5.0)
 
 
 def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():

@@ -55,8 +55,9 @@ def test_a_copied_key_for_shares_opens_no_other_share():
     """One key would seal two texts with one nonce."""
     cohort = Cohort(5)
     channel = cohort.hellos["1"].channel
-    proof = signature(cohort.keys[2], "hello", "2", channel)
-    cohort.hellos["2"] = replace(cohort.hellos["2"], channel=channel, proof=proof)
+    cohort.hellos["2"] = replace(
+        cohort.hellos["2"], channel=channel, proof=signature(cohort.keys[2], "hello", "2", channel)
+    )
     cohort.open()
     of_another = cohort.offers["0"].sealed_for("2", cohort.graph["0"])
     refused(
@@ -90,8 +91,9 @@ def test_two_sums_do_not_differ_by_a_client_if_others_reveal_each():
     """
     cohort = opened(8, min_change=2)
     vectors = {name: words([10 ** int(name)]) for name in cohort.members}
-    masked = {name: cohort.mask(name, vectors[name]) for name in cohort.members}
-    assert cohort.finish(masked, gone="4", silent="567") == [11_111_111]
+    assert cohort.finish(
+        {name: cohort.mask(name, vectors[name]) for name in cohort.members}, gone="4", silent="567"
+    ) == [11_111_111]
     del cohort.clients["0"]
     cohort.open()
     for name in cohort.members:

@@ -57,8 +57,9 @@ def test_means_are_weighted_and_keep_their_types(weighted):
 def test_sums_of_whole_numbers_are_exact():
     terms = replace(TERMS, replies="sums", weighted=False)
     rows = np.random.default_rng(0).integers(-(2**41), 2**41, (5, 200))
-    replies = [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
-    arrays, _, count = summed(terms, {}, replies)
+    arrays, _, count = summed(
+        terms, {}, [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
+    )
     assert (arrays["sums"] == rows.sum(0)).all()
     assert count == 45
     refused(
@@ -180,8 +181,9 @@ def test_a_mean_by_decided_weights_is_within_its_bound(count):
         )
         total += words
     arrays, metrics, samples = from_sum(terms, layout, {}, total)
-    bound = count**2 * shares.max() * 2.0**-45 * 16
-    np.testing.assert_allclose(arrays["w"], shares @ rows, rtol=0, atol=bound + 1e-14)
+    np.testing.assert_allclose(
+        arrays["w"], shares @ rows, rtol=0, atol=(count**2 * shares.max() * 2.0**-45 * 16) + 1e-14
+    )
     counts = np.arange(1, count + 1)
     assert samples == counts.sum()
     assert metrics["loss"] == pytest.approx(2 * (counts - 1) @ counts / counts.sum(), rel=1e-3)

@@ -1,10 +1,9 @@
 """Energies against finite differences and the mixture's density; steps as printed."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import sqrtm
 from torch import nn
 from torch.nn import functional
 
@@ -13,6 +12,7 @@ from fedapps.algorithms.synthetic.energies import (
     joint_loss,
     langevin_step,
 )
+from fedapps.algorithms.synthetic.frechet import frechet_distance
 from fedapps.algorithms.synthetic.mixture import (
     log_weights,
     mixture_gradient,
@@ -41,11 +41,13 @@ def test_a_langevin_step_goes_down_the_energy_within_its_bounds():
     after = langevin_step(net, x, y, torch.zeros_like(x), 0.01, 0.0, 3.0, -9.0, 9.0)
     torch.testing.assert_close(after, x - 0.01 * gradient)
     noise = torch.randn(6, 2)
-    noisy = langevin_step(net, x, y, noise, 0.01, 0.5, 3.0, -9.0, 9.0)
-    torch.testing.assert_close(noisy, after + 0.5 * noise)
+    torch.testing.assert_close(
+        langevin_step(net, x, y, noise, 0.01, 0.5, 3.0, -9.0, 9.0), after + 0.5 * noise
+    )
     assert (energies_and_gradients(net, after, y)[0] < before).all()
-    far = langevin_step(net, x, y, torch.zeros_like(x), 100.0, 0.0, 0.001, -9.0, 9.0)
-    assert (far - x).abs().max() <= 0.1 + 1e-6  # entries are clipped before the step
+    assert (
+        langevin_step(net, x, y, torch.zeros_like(x), 100.0, 0.0, 0.001, -9.0, 9.0) - x
+    ).abs().max() <= 0.1 + 1e-6  # entries are clipped before the step
     assert langevin_step(
         net, x, y, torch.full_like(x, 50.0), 1.0, 1.0, 3.0, 0.0, 1.0
     ).unique().tolist() == [1.0]
@@ -64,7 +66,7 @@ def test_the_parts_of_the_joint_loss():
 def test_weights_are_e_to_the_sign():
     energies = np.array([-3.0, -0.1, 0.0, 0.2, 40.0])
     np.testing.assert_allclose(
-        np.exp(log_weights(energies)), [math.e, math.e, 1, 1 / math.e, 1 / math.e], rtol=1e-6
+        np.exp(log_weights(energies)), [np.e, np.e, 1, 1 / np.e, 1 / np.e], rtol=1e-6
     )
     np.testing.assert_allclose(log_weights(energies, "exponential"), -energies, rtol=1e-6)
     with pytest.raises(ValueError, match="weights = 'raw'"):
@@ -112,3 +114,34 @@ def test_steps_of_the_server():
         1.0,
     )
     assert (x.tolist(), x.dtype) == ([[0.75], [0.0], [0.5]], np.float32)
+
+
+# --- frechet --------------------------------------------------------------------------
+
+# The Fréchet distance against SciPy's matrix root, closed forms and its invariances.
+
+
+def features(seed, n, d=5):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + rng.normal(size=d)
+
+
+def test_it_is_the_formula():
+    a, b = features(0, 40), features(1, 60)
+    s, t = np.cov(a.T), np.cov(b.T)
+    wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * np.real(sqrtm(s @ t)))
+    assert frechet_distance(a, b) == pytest.approx(wanted, rel=1e-6)
+    assert frechet_distance(b, a) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_closed_forms():
+    a = features(0, 50)
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
+    assert frechet_distance(a, a + 2.0) == pytest.approx(5 * 4.0)
+    assert frechet_distance(a[:, :1], 3 * a[:, :1]) == pytest.approx(
+        4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1))
+    )
+    # covariances without full rank
+    assert np.isfinite(frechet_distance(features(2, 3), a))
+    with pytest.raises(ValueError, match="1 and 50 samples"):
+        frechet_distance(a[:1], a)

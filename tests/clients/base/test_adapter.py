@@ -5,9 +5,6 @@ from flwr.client import NumPyClient
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import FedAvg
-from tests.clients.federation import initial
-from tests.helpers import simulate, small_net
 
 
 def asked(client_fn, kind, config=None, **node):
@@ -68,8 +65,9 @@ def test_metric_types():
 def test_an_unsendable_metric_is_named():
     client = Client()
     client.metrics = {"history": {"a": 1}}
-    reason = ask(lambda c: client, "train").error.reason
-    assert "metric 'history' is a dict: return a number" in reason
+    assert (
+        "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
+    )
 
 
 def test_old_style_client_fn():
@@ -90,11 +88,6 @@ def test_other_numbers_of_arrays_are_numbered():
 )
 def test_identity(node, want):
     assert ask(lambda c: Client(), "query.identity", **node).content["config"]["client-id"] == want
-
-
-def test_the_result_fits_a_torch_model():
-    result = simulate(FedAvg(), lambda i, _: Client(), 2, initial(), 1)
-    small_net(0).load_state_dict(result.arrays.to_torch_state_dict(), strict=True)
 
 
 def test_state_of_a_failed_message_is_dropped():

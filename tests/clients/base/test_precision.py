@@ -25,15 +25,15 @@ from fedapps.clients import (
     PerFedAvgClient,
     ScaffoldClient,
     SuPerFedClient,
+    WarmStartClient,
 )
 from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps.compiled import Compiler
-from fedapps.clients.warm_start import WarmStartClient
 from fedapps.strategies import FedAvg
 from tests.clients.federation import initial
 from tests.clients.steps.traced import Traced
-from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
+from tests.helpers import arrays_of, assert_arrays, blobs, refused, simulate, small_net
 
 CONFIG = {"local-epochs": 2, "batch-size": 5, "learning-rate": 0.1, "seed": 1, "server-round": 1}
 BF16 = {**CONFIG, "precision": "bf16"}
@@ -157,8 +157,9 @@ def test_images_and_recurrent_layers_train_in_bfloat16():
 def test_steps_in_bfloat16_are_not_compiled_and_the_log_says_so(tmp_path):
     client = FedAvgClient(Net, blobs(), 0, model=Net())
     client.compiler = Compiler(tmp_path)
-    found = replies(FedAvgClient, {**BF16, "compile": "on"}, client)[1]
-    assert_arrays(found, replies(FedAvgClient, BF16)[1])
+    assert_arrays(
+        replies(FedAvgClient, {**BF16, "compile": "on"}, client)[1], replies(FedAvgClient, BF16)[1]
+    )
     assert client.compiler.logged == {"steps in bfloat16 are not compiled"}
 
 
@@ -173,16 +174,18 @@ def test_compiled_steps_in_float32_are_not_those_of_the_same_net_in_bfloat16(tmp
 def test_a_run_of_a_library_user_acts_on_it():
     net = Net()
     client_fn = lambda number, _: FedAvgClient(Net, blobs(), number, model=net)
-    more = {"evaluate_config": ConfigRecord(BF16)}
-    result = simulate(FedAvg(), client_fn, 2, initial(Net), 1, BF16, **more)
+    result = simulate(
+        FedAvg(), client_fn, 2, initial(Net), 1, BF16, **{"evaluate_config": ConfigRecord(BF16)}
+    )
     assert set(net.seen) == {torch.bfloat16}
     assert all(array.dtype == np.float32 for array in arrays_of(result).values())
 
 
 def test_both_halves_of_a_warm_start_act_on_it():
     net = Net()
-    client = WarmStartClient({"first": lambda: FedAvgClient(Net, blobs(), model=net)})
-    client.fit(get_arrays(Net(5)), {**BF16, "warm-start-half": "first"})
+    WarmStartClient({"first": lambda: FedAvgClient(Net, blobs(), model=net)}).fit(
+        get_arrays(Net(5)), {**BF16, "warm-start-half": "first"}
+    )
     assert set(net.seen) == {torch.bfloat16}
 
 
@@ -196,8 +199,7 @@ def test_both_halves_of_a_warm_start_act_on_it():
 )
 def test_a_client_that_cannot_says_why(kind, why):
     client = kind.__new__(kind)
-    with pytest.raises(ValueError, match=f"^precision = 'bf16': {kind.__name__}: {why}"):
-        at_precision(client, BF16)
+    refused(lambda: at_precision(client, BF16), f"^precision = 'bf16': {kind.__name__}: {why}")
 
 
 def test_a_client_of_the_users_may_have_an_option_of_this_name():
@@ -207,7 +209,11 @@ def test_a_client_of_the_users_may_have_an_option_of_this_name():
 
 def test_a_gpu_without_bfloat16_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    with pytest.raises(ValueError, match=r"^precision = 'bf16': the device cuda:0 has no bfloat16"):
-        check_bfloat16(torch.device("cuda", 0))
-    with pytest.raises(ValueError, match="the device meta has no bfloat16"):
-        set_bfloat16(nn.Linear(1, 1, device="meta"), True)
+    refused(
+        lambda: check_bfloat16(torch.device("cuda", 0)),
+        r"^precision = 'bf16': the device cuda:0 has no bfloat16",
+    )
+    refused(
+        lambda: set_bfloat16(nn.Linear(1, 1, device="meta"), True),
+        "the device meta has no bfloat16",
+    )

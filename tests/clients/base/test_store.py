@@ -71,8 +71,7 @@ def test_three_versions_are_kept_at_most(tmp_path):
     store = DiskStore(tmp_path, 1)
     for number in [*range(1, 8), *range(12, 30)]:
         put(store, config(number, checkpoint=(number - 1) // 10 * 10), number)
-        rounds = sorted(int(p.name.split(".")[1]) for p in tmp_path.iterdir())
-        assert rounds == sorted(
+        assert sorted(int(p.name.split(".")[1]) for p in tmp_path.iterdir()) == sorted(
             {number} | ({7} if 10 < number < 21 else {7, 20} if number > 20 else set())
         )
     for number in (30, 31):  # no checkpoints
@@ -95,5 +94,4 @@ def test_drafts_of_killed_processes_go_with_the_next_save(tmp_path):
     for name in ("m.1.1.77.partial", "m.2.9.77.partial", "m.2.1.78.partial"):
         (tmp_path / name).touch()
     put(DiskStore(tmp_path, 1), config(2), 2)
-    kept = {"m.2.1.78.partial", "m.2.1.safetensors"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert {path.name for path in tmp_path.iterdir()} == ({"m.2.1.78.partial", "m.2.1.safetensors"})

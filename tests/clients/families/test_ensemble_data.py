@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from fedapps.algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
 from fedapps.clients.families.ensemble_data import DensityData, Histogram
@@ -10,11 +9,12 @@ from tests.helpers import assert_arrays, blobs, refused, small_net
 UNIFORM = np.full(3, 1 / 3)
 OTHER_SIZE = "predictors over 5 outcomes, but the client counts 6"
 COUNTS = {0: 3, 2: 1, 4: 4}
-TEST = {1: 1, 2: 1}
 
 
 def density(loss="log", epsilon=0.1):
-    return DensityData(Histogram.of_counts(COUNTS, 6), Histogram.of_counts(TEST, 6), epsilon, loss)
+    return DensityData(
+        Histogram.of_counts(COUNTS, 6), Histogram.of_counts({1: 1, 2: 1}, 6), epsilon, loss
+    )
 
 
 def some_tables(size=6):
@@ -31,16 +31,11 @@ def numeric_gradient(data, predictors, alpha, step=1e-5):
     return (losses[:, 0] - losses[:, 1]) / (2 * step)
 
 
-def test_a_histogram_holds_relative_frequencies():
-    histogram = Histogram.of_counts(COUNTS, 6)
-    assert histogram.num_examples == 8
-    np.testing.assert_allclose(histogram.dense(), [3 / 8, 0, 1 / 8, 0, 4 / 8, 0])
-
-
 def two_predictors(loss):
     """Return data of three outcomes, and the tables of two predictors."""
-    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
-    return DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, loss), tables
+    return DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, loss), {
+        "table": np.array([[1, 0, 0], [0.5, 0.5, 0]])
+    }
 
 
 def test_the_log_loss_by_hand():
@@ -50,8 +45,9 @@ def test_the_log_loss_by_hand():
     first, last = 0.9 * (0.25 + 0.75 * 0.5) + u, u
     loss, gradient, norms = data.loss_and_gradient(tables, alpha)
     assert loss == pytest.approx(-0.75 * np.log(first) - 0.25 * np.log(last))
-    wanted = [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25]
-    np.testing.assert_allclose(gradient, wanted)
+    np.testing.assert_allclose(
+        gradient, [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25]
+    )
     np.testing.assert_array_equal(norms, 0)
 
 
@@ -59,8 +55,9 @@ def test_the_squared_loss_by_hand():
     data, tables = two_predictors("squared")
     loss, gradient, norms = data.loss_and_gradient(tables, np.array([0.5, 0.5]))
     mixed = np.array([0.75, 0.25, 0])
-    expected = 0.75 * np.sum((mixed - [1, 0, 0]) ** 2) + 0.25 * np.sum((mixed - [0, 0, 1]) ** 2)
-    assert loss == pytest.approx(expected)
+    assert loss == pytest.approx(
+        0.75 * np.sum((mixed - [1, 0, 0]) ** 2) + 0.25 * np.sum((mixed - [0, 0, 1]) ** 2)
+    )
     np.testing.assert_allclose(gradient, 2 * tables["table"] @ (mixed - [0.75, 0, 0.25]))
     np.testing.assert_allclose(norms, [1, 0.5])
 
@@ -68,8 +65,9 @@ def test_the_squared_loss_by_hand():
 @pytest.mark.parametrize("loss", ["log", "squared"])
 def test_losses_of_single_predictors_are_those_of_weights_that_take_one(loss):
     data, tables = two_predictors(loss)
-    wanted = [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)]
-    np.testing.assert_allclose(data.singles(tables), wanted)
+    np.testing.assert_allclose(
+        data.singles(tables), [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)]
+    )
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
@@ -114,8 +112,9 @@ def test_empty_rows_are_packed():
 
 def test_smoothing_before_or_after_mixing_is_the_same():
     tables, data, alpha = some_tables(), density(), np.array([0.2, 0.5, 0.3])
-    mixed = {"table": (alpha @ tables["table"])[None]}
-    assert data.score(mixed, np.ones(1))["loss"] == pytest.approx(data.score(tables, alpha)["loss"])
+    assert data.score({"table": (alpha @ tables["table"])[None]}, np.ones(1))[
+        "loss"
+    ] == pytest.approx(data.score(tables, alpha)["loss"])
 
 
 def test_scores_compare_with_the_uniform_and_the_best_single_predictor():
@@ -207,8 +206,7 @@ def test_scores_of_a_torch_ensemble():
     data, nets = torch_data(), some_nets()
     scores = data.score(nets, np.array([0.2, 0.5, 0.3]))
     one = {name: array[1:2] for name, array in nets.items()}
-    with torch.no_grad():
-        hits = (small_net(2)(data.test.x).argmax(1) == data.test.y).double().mean()
+    hits = (small_net(2)(data.test.x).argmax(1) == data.test.y).double().mean()
     of_one = data.score(one, np.ones(1))
     assert of_one["accuracy"] == scores["single-accuracy"][1] == pytest.approx(float(hits))
     assert {"loss", "train-loss", "best-single-accuracy"} <= scores.keys()

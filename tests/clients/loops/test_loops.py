@@ -14,7 +14,7 @@ from fedapps import clients
 from fedapps.clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
-from tests.helpers import arrays_of, assert_arrays, blobs
+from tests.helpers import arrays_of, assert_arrays, blobs, refused
 from tests.loops import (
     EPOCHS,
     METHODS,
@@ -39,8 +39,9 @@ def test_it_equals_the_methods_own_client_and_our_strategies_send_every_term(nam
     assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
     # in SuPerFed's first round there is no personal model to score
     for number in range(2, ROUNDS + 1):
-        said = ours.evaluate_metrics_clientapp[number]["loss"]
-        assert said == pytest.approx(theirs.evaluate_metrics_clientapp[number][loss], rel=1e-3)
+        assert ours.evaluate_metrics_clientapp[number]["loss"] == pytest.approx(
+            theirs.evaluate_metrics_clientapp[number][loss], rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,8 +54,9 @@ def test_the_users_function_may_move_the_parameters(name):
             p.data = p.data.clone()
         return train(net, loader, epochs, rate)
 
-    there = run(make(), loop_app(getattr(clients, loop), elsewhere))
-    assert_arrays(arrays_of(looped(name)), arrays_of(there))
+    assert_arrays(
+        arrays_of(looped(name)), arrays_of(run(make(), loop_app(getattr(clients, loop), elsewhere)))
+    )
 
 
 def test_what_is_fixed_has_no_gradient_left_from_before():
@@ -86,11 +88,12 @@ def scaffold_reply(function):
         method.train(function, [(data.x, data.y)] * 3, EPOCHS, RATE)
         return method.reply({"num-examples": 1})
 
-    grid = InlineGrid(app, 1)
     content = RecordDict(
         {"a": ArrayRecord({n: Array(v) for n, v in (sent | control).items()}), "c": ConfigRecord()}
     )
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=1000, message_type="train")])
+    (reply,) = InlineGrid(app, 1).send_and_receive(
+        [Message(content, dst_node_id=1000, message_type="train")]
+    )
     (arrays,) = reply.content.array_records.values()
     del sent["mask"]  # which has no gradient
     return sent, {name: array.numpy() for name, array in arrays.items()}
@@ -130,8 +133,9 @@ def test_what_scaffold_reports_is_the_displacement_over_k_eta(name):
 
     sent, got = scaffold_reply(function)
     for key, start in sent.items():
-        wanted = (start - got[key]) / -one.item()
-        np.testing.assert_allclose(got[f"control.{key}"], wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            got[f"control.{key}"], (start - got[key]) / -one.item(), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_with_adam_scaffolds_variate_is_the_mean_gradient_and_that_is_logged(caplog):
@@ -174,23 +178,31 @@ def test_a_function_without_an_optimiser_of_torch_is_refused(kind):
             p.data -= rate * p.grad
 
     strategy = {clients.ScaffoldLoop: Scaffold, clients.FedDynLoop: FedDyn}[kind]()
-    with pytest.raises(RuntimeError, match="took no step with an optimiser of torch"):
-        run(strategy, loop_app(kind, by_hand), 1)
+    refused(
+        lambda: run(strategy, loop_app(kind, by_hand), 1),
+        "took no step with an optimiser of torch",
+        RuntimeError,
+    )
 
 
 def test_a_loop_with_the_wrong_strategy_says_so():
-    with pytest.raises(RuntimeError, match="the server's strategy must be Scaffold"):
-        run(FedAvg(), loop_app(clients.ScaffoldLoop), 1)
+    refused(
+        lambda: run(FedAvg(), loop_app(clients.ScaffoldLoop), 1),
+        "the server's strategy must be Scaffold",
+        RuntimeError,
+    )
 
 
 def test_a_model_that_diverged_is_not_kept():
     def burst(net, loader, epochs, rate):
         train(net, loader, epochs, rate)
-        with torch.no_grad():
-            net[1].weight.fill_(float("nan"))
+        net[1].weight.data.fill_(float("nan"))
 
-    with pytest.raises(RuntimeError, match="lower the learning rate"):
-        run(Ditto(), loop_app(clients.DittoLoop, burst), 1)
+    refused(
+        lambda: run(Ditto(), loop_app(clients.DittoLoop, burst), 1),
+        "lower the learning rate",
+        RuntimeError,
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.clients import FedALAClient, FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient
-from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients import (
+    ClientData,
+    FedALAClient,
+    FedAvgClient,
+    LocalClient,
+    PerFedAvgClient,
+    PFedMeClient,
+    Split,
+)
 from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.clients.steps.augmentation import augmented, crop_and_flip
 from fedapps.clients.steps.batches import epochs
@@ -33,7 +40,6 @@ OWN = {
     "per-fedavg-hessian": "none",
     "per-fedavg-steps": 1,
 }
-KINDS = (FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient, FedALAClient)
 
 
 def images(n: int = 24, seed: int = 0) -> torch.Tensor:
@@ -107,10 +113,11 @@ class Seen:
         return super().loss(x, y)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient, FedALAClient]
+)
 def test_a_method_trains_on_augmented_images_and_scores_its_own(kind):
-    watched = type("Watched", (Seen, kind), {"reads": kind.reads})
-    client = watched(net, data_of(), 3)
+    client = type("Watched", (Seen, kind), {"reads": kind.reads})(net, data_of(), 3)
     client.trained, client.scored = [], []
     received = get_arrays(net(5))
     for number in (1, 2):

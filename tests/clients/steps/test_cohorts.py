@@ -31,8 +31,11 @@ from fedapps.clients import (
     FedAvgClient,
     FedDynClient,
     FedProxClient,
+    FedRepClient,
     FinetuneClient,
     IFCAClient,
+    MessageStore,
+    PartialClient,
     PerFedAvgClient,
     PFedMeClient,
     PropFairClient,
@@ -41,15 +44,12 @@ from fedapps.clients import (
     SuPerFedClient,
 )
 from fedapps.clients.base.regression import regression
-from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.together import known, once, one_of_many, result, together
 from fedapps.clients.base.training import get_arrays
-from fedapps.clients.partial_sharing import FedRepClient, PartialClient
 from fedapps.clients.steps import cohorts, stacked
 from tests.helpers import assert_arrays
 
 SIZES = (23, 9, 3, 1, 20, 14)
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DEVICE = "cpu"
 PLAIN = {"seed": 1, "server-round": 2, "local-epochs": 3, "batch-size": 5, "learning-rate": 0.05}
 
@@ -68,7 +68,7 @@ def data(size: int, number: int) -> ClientData:
     return ClientData(split, split, split)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nets and samples be there, on machines with a GPU also on that."""
     monkeypatch.setitem(globals(), "DEVICE", request.param)
@@ -209,8 +209,9 @@ def test_the_bits_of_a_client_do_not_depend_on_the_others(method: str) -> None:
 
 def test_a_client_that_waits_for_no_other_has_the_same_bits() -> None:
     state = RecordDict()
-    fit = one_of_many(client(FedAvgClient, 0, state, small_net(0)).fit)
-    found = fit(get_arrays(small_net(5)), PLAIN)
+    found = one_of_many(client(FedAvgClient, 0, state, small_net(0)).fit)(
+        get_arrays(small_net(5)), PLAIN
+    )
     assert_replies([(found, state)], fits(FedAvgClient, PLAIN, [0])[:1])
 
 
@@ -273,8 +274,9 @@ def test_other_nets_take_their_steps_one_by_one(
     monkeypatch.setattr(cohorts.Training, "done", None)
     own = data(5, 0)
     split = Split(own.train.x.to(next(net.parameters()).dtype), own.train.y)
-    fit = one_of_many(FedAvgClient(lambda _: net, ClientData(split, split, split)).fit)
-    fit(get_arrays(net), {**PLAIN, "local-epochs": 1})
+    one_of_many(FedAvgClient(lambda _: net, ClientData(split, split, split)).fit)(
+        get_arrays(net), {**PLAIN, "local-epochs": 1}
+    )
 
 
 def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
@@ -283,8 +285,7 @@ def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
         torch.manual_seed(0)
         net = Centred()
         of = FedAvgClient(lambda _, net=net: net, own)
-        fit = one_of_many(of.fit) if many else of.fit
-        replies.append(fit(get_arrays(net), PLAIN))
+        replies.append((one_of_many(of.fit) if many else of.fit)(get_arrays(net), PLAIN))
     assert_arrays(replies[0][0], replies[1][0])
 
 
@@ -334,8 +335,9 @@ def test_a_call_that_is_made_again_computes_once() -> None:
         out += [once(lambda: noted(number + 10)), known() or result(Doubled(number + 10))]
         return out
 
-    replies = together((number, partial(call, number)) for number in (1, 2, 3))
-    assert replies == [[n, 2 * n, n + 10, 2 * n + 20] for n in (1, 2, 3)]
+    assert together((number, partial(call, number)) for number in (1, 2, 3)) == [
+        [n, 2 * n, n + 10, 2 * n + 20] for n in (1, 2, 3)
+    ]
     assert sorted(made) == [1, 2, 3, 11, 12, 13]
 
 
@@ -394,5 +396,4 @@ class TwoTrainings(FedAvgClient):
 
 
 def test_steps_of_its_own_stay_before_those_of_the_cohort() -> None:
-    alone = one_by_one(TwoTrainings, PLAIN)
-    assert_replies(fits(TwoTrainings, PLAIN), alone, rtol=1e-5, atol=1e-6)
+    assert_replies(fits(TwoTrainings, PLAIN), one_by_one(TwoTrainings, PLAIN), rtol=1e-5, atol=1e-6)

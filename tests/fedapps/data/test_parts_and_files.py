@@ -228,6 +228,15 @@ def test_a_clients_files_in_folders_of_the_splits(tmp_path):
     assert told_apart(data.test) == frame[(frame.site == "b") & (frame.part == "test")].x.tolist()
 
 
+@pytest.mark.parametrize("split", ["../secret", "/secret", "..", "train/"])
+def test_a_split_leads_to_no_other_folder(tmp_path, split):
+    files(tmp_path, "csv", rows(), "secret")
+    source = files(tmp_path, "csv", rows(), "sites/train")
+    split = str(tmp_path / "secret") if split == "/secret" else split
+    options = DataOptions(source=source, split=split, partition="natural", natural_id="@file")
+    refused(lambda: read_samples(options), "no name of a split", UserError)
+
+
 def test_the_splits_in_a_clients_npz(tmp_path):
     for number, site in enumerate("ab"):
         x, y = np.arange(20.0).reshape(10, 2) + 100 * number, np.arange(10) % 2

@@ -100,6 +100,7 @@ REFUSED = {  # policy: (settings, words of the reason)
     "rounds-per-day = 3\nroundsperrun = 1": ({}, "did you mean 'rounds-per-run'?"),
     "secure-sums = true": ({}, "secure.on is not true"),
     "counts = 3": ({}, "must be true or false"),
+    "methods = []": ({}, "methods is empty"),
     "rounds-per-day = -1": ({}, "rounds-per-day = -1"),
     "methods =": ({}, "cannot be read as TOML"),
 }
@@ -141,6 +142,20 @@ def test_what_it_allows_gives_the_numbers_of_a_run_without_it(site, policy, tmp_
         assert_same(one, other, "round", lambda key: key in ("seconds", "run"))
     mine = lines(tmp_path / "store" / "audit.jsonl")
     assert [line["type"] for line in mine] == ["query.identity", *["train", "evaluate"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "column", "refuses"),
+    [("", "ssn", False), ('clients = ["ward*", "id"]', "ward-2", False)]
+    + [(policy, "ssn", True) for policy in ("clients = []", 'clients = "ward*, id"')],
+)
+def test_only_columns_that_the_policy_names_name_clients(site, policy, column, refuses):
+    settings, grid = site(policy)
+    grid.contexts[1001].run_config["sites.client"] = column
+    for kind in ("query.clients", "train"):
+        reply = ask(grid, settings, kind)
+        said = reply.error.reason if reply.has_error() else ""
+        assert (f"sites.client = {column!r}, but" in said) == refuses
 
 
 def test_the_run_goes_on_without_the_site_and_both_logs_have_the_reason(site, tmp_path):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
 from fedapps import clients, strategies
 from fedapps.algorithms.contract.sent import METHOD
-from fedapps.clients import FedAvgClient, MessageStore, answer_identity, to_client_app
+from fedapps.clients import FedAvgClient, answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
     TERM,
@@ -24,7 +24,9 @@ from fedapps.strategies import (
     run_rounds,
 )
 from fedapps.strategies.base.acknowledgement import LOOPS, asked_of
+from tests.clients.federation import headed
 from tests.helpers import EchoClient, blobs, refused, small_net
+from tests.loops import own_app
 from tests.strangers import stranger
 
 CONFIG = {"learning-rate": 0.05, "local-epochs": 1, "batch-size": 10, "seed": 3}
@@ -47,25 +49,12 @@ ASKING = {
 W = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
 
 
-def net_with_head(seed):
-    net = small_net(seed)
-    net.head = (f"{len(net) - 1}.",)
-    return net
+def app_of(kind):
+    return own_app(kind, headed())
 
 
 def half_warnings(caplog):
     return [line for line in caplog.messages if "client half" in line]
-
-
-def app_of(kind):
-    stores = {}
-
-    def client_fn(context):
-        number = context.node_config["partition-id"]
-        store = stores.setdefault(number, MessageStore(RecordDict()))
-        return kind(net_with_head, blobs(number), number, store)
-
-    return to_client_app(client_fn)
 
 
 def run(strategy, app, rounds=2, **options):
@@ -80,8 +69,10 @@ def test_clients_that_train_as_fedavgs_are_noticed_once_and_by_name(name, caplog
     (said,) = half_warnings(caplog)
     assert said.startswith(f"{name}: 3 of 3 clients")
     assert f"clients.{name}Client" in said
-    strictly = lambda: run(ASKING[name](), app_of(FedAvgClient), strict=True)
-    refused(strictly, rf"{name}: 3 of 3 clients .* \(clients 0, 1, 2\)")
+    refused(
+        lambda: run(ASKING[name](), app_of(FedAvgClient), strict=True),
+        rf"{name}: 3 of 3 clients .* \(clients 0, 1, 2\)",
+    )
 
 
 @pytest.mark.parametrize("name", ASKING)

@@ -29,9 +29,8 @@ from fedapps.strategies import (
     WarmStart,
 )
 from fedapps.strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
-from tests.helpers import LossyClient, arrays_of, refused, simulate
+from tests.helpers import START, LossyClient, arrays_of, refused, simulate
 
-START = {"w": np.zeros(2, np.float32)}
 LOSSES, SHIFTS, STEPS = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [1, 2, 4]
 DP = PrivacyOptions(noise_multiplier=1.0)
 

@@ -17,10 +17,9 @@ from fedapps.strategies import ClientGrid, FedAvg, FedBoost, Patience, TooFewRep
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process
 from fedapps.strategies.base.messages import content_bytes, metrics_of
 from fedapps.strategies.base.reply_validation import Rules
-from tests.helpers import EchoClient, arrays_of, play, refused, simulate, that_fails
+from tests.helpers import START, EchoClient, arrays_of, play, refused, simulate, that_fails
 from tests.strangers import Unruly, asks, stranger, unruly
 
-START = {"w": np.zeros(2, np.float32)}
 ECHO = to_client_app(lambda context: EchoClient(0))
 
 
@@ -110,8 +109,11 @@ def test_a_run_whose_clients_all_fail_is_a_failure(rounds, said):
 def test_min_replies():
     patience = Patience(min_replies=2, max_failed_rounds=1)
     client = lambda i, _: Saboteur(1 - i, boom)
-    with pytest.raises(TooFewReplies, match="round 2: fewer than min-replies = 2"):
-        simulate(FedAvg(), client, 2, START, 3, patience=patience)
+    refused(
+        lambda: simulate(FedAvg(), client, 2, START, 3, patience=patience),
+        "round 2: fewer than min-replies = 2",
+        TooFewReplies,
+    )
 
 
 def test_a_client_that_never_answers():
@@ -141,8 +143,9 @@ def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation, code, ends)
     inner = lambda app, count: Dying(app, count, gives_up)
     died = pytest.raises(RuntimeError, match=r"worker process of client 0 died")
     with died if ends else nullcontext():
-        result = play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=inner)
-        np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+        np.testing.assert_allclose(
+            arrays_of(play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=inner))["w"], 2.0
+        )
 
 
 def test_a_wide_array_is_cast_to_the_models_type():
@@ -223,16 +226,14 @@ def test_a_strategy_gets_the_replies_in_the_order_of_the_clients():
             seen.append([metrics_of(reply.content)["num-examples"] for reply in replies])
             return super().aggregate_train(server_round, replies)
 
-    on = {"clients_per_round": 4}
-    play(Spy(), lambda i: EchoClient(0.1, 1 + i), 9, START, 4, on=on)
+    play(Spy(), lambda i: EchoClient(0.1, 1 + i), 9, START, 4, on={"clients_per_round": 4})
     assert [len(row) for row in seen] == [4] * 4
     assert seen == [sorted(row) for row in seen]
 
 
 def test_bytes_are_those_of_the_contents():
     grid = Unruly(to_client_app(lambda context: EchoClient(1.0)), 3)
-    big = {"w": np.zeros(1000, np.float32)}
-    (now,) = play(FedAvg(), None, 3, big, inner=lambda *_: grid).seen
+    (now,) = play(FedAvg(), None, 3, {"w": np.zeros(1000, np.float32)}, inner=lambda *_: grid).seen
     for phase, exchanged in zip((now.trained, now.evaluated), grid.exchanged[-2:], strict=True):
         down, up = (sum(content_bytes(m.content) for m in part) for part in exchanged)
         assert (phase.bytes_down, phase.bytes_up) == (down, up)
@@ -247,13 +248,6 @@ def test_an_empty_list_is_metered_and_harmless():
 
 
 # --- who a client is ------------------------------------------------------------------
-
-
-def test_a_strangers_app_without_identity_still_runs():
-    inner = lambda *_: InlineGrid(stranger(size=lambda i: 1), 3)
-    result = play(FedAvg(), None, 3, START, 2, inner=inner)
-    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
-    assert result.seen[0].trained.clients == [1000, 1001, 1002]  # known by node id
 
 
 QUESTION = "query.identity"
@@ -273,11 +267,24 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
     client_grid = ClientGrid(grid)
     client_grid.wait()
     assert list(client_grid.clients.values()) == list(grid.contexts)
-    assert [len(sent) for sent, _ in grid.exchanged] == [1]
+    assert [len(sent) for sent, _ in grid.exchanged] == [3]
     (said,) = [line for line in caplog.messages if "connect" not in line]
     assert "does not answer query.identity" in said
     assert "clients.answer_identity(app)" in said
     assert "\n" not in said
+
+
+def test_one_client_without_an_answer_takes_no_other_its_name():
+    app = to_client_app(lambda context: EchoClient(1.0))
+
+    def mute(message, context):
+        if context.node_config["partition-id"] == 0:
+            return stranger()(message, context)
+        return app(message, context)
+
+    client_grid = ClientGrid(InlineGrid(mute, 4))
+    client_grid.wait()
+    assert list(client_grid.clients.values()) == [1, 2, 3, 1000]
 
 
 def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
@@ -292,17 +299,6 @@ def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
     client_grid.wait()
     assert list(client_grid.clients.values()) == [0, 1, 2]
     assert rounds == [0, 0, 0]
-
-
-def test_one_line_makes_it_repeatable():
-    def run(seed):
-        inner = lambda *_: InlineGrid(answer_identity(stranger()), 20)
-        on = {"seed": seed, "clients_per_round": 5}
-        seen = play(FedAvg(fraction_evaluate=0), None, 20, START, 2, inner=inner, on=on).seen
-        return [now.trained.clients for now in seen]
-
-    assert run(1) == run(1) != run(2)
-    assert max(max(run(1))) < 20  # partition ids
 
 
 def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
@@ -321,8 +317,9 @@ def says(names, **more):
 
     def change(message, reply):
         if message.metadata.message_type == QUESTION and reply.metadata.src_node_id in names:
-            said = next(iter(reply.content.config_records.values()))
-            said.update({"client-id": names[reply.metadata.src_node_id], **more})
+            next(iter(reply.content.config_records.values())).update(
+                {"client-id": names[reply.metadata.src_node_id], **more}
+            )
         return reply
 
     return change
@@ -345,8 +342,9 @@ def test_two_nodes_with_one_name_are_refused():
 def test_a_node_does_not_end_the_run_by_its_words(change, named, why):
     """The one that has the name keeps it; the liar is named in round 1 and left out."""
     on = {"num_clients": 3}
-    client = lambda _: EchoClient(1.0)
-    rounds = play(FedAvg(), client, 3, START, 2, inner=unruly(change), on=on).seen
+    rounds = play(
+        FedAvg(), lambda _: EchoClient(1.0), 3, START, 2, inner=unruly(change), on=on
+    ).seen
     assert [now.trained.clients for now in rounds] == [[0, 1]] * 2
     (failure,) = [failure for now in rounds for failure in now.failures]
     assert failure in rounds[0].trained.failures
@@ -380,8 +378,7 @@ def test_a_name_belongs_to_the_key_that_is_registered(registered):
     client_grid = ClientGrid(grid, num_clients=2)
     client_grid.wait()
     assert client_grid.clients == {1000: "a", 1001: "b"}
-    successor = {} if registered else {1002: "a"}
-    assert on_nodes(client_grid, [1001, 1002]) == {1001: "b"} | successor
+    assert on_nodes(client_grid, [1001, 1002]) == {1001: "b"} | ({} if registered else {1002: "a"})
     assert on_nodes(client_grid, [1000, 1001]) == {1000: "a", 1001: "b"}
 
 
@@ -412,8 +409,3 @@ def test_a_name_that_no_log_could_hold_is_not_taken(name):
     client_grid = ClientGrid(Unruly(ECHO, 2, says({1001: name})))
     client_grid.wait()
     assert client_grid.clients == {1000: 0, 1001: 1001}
-
-
-def test_waiting_ends_with_a_clear_error():
-    grid = ClientGrid(InlineGrid(ECHO, 2), num_clients=3, start_timeout=0.1)
-    refused(grid.wait, r"2 of 3 clients connected within 0\.1 s", TimeoutError)

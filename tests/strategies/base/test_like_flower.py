@@ -30,10 +30,9 @@ from fedapps.strategies import (
 )
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.rounds import usable
-from tests.helpers import EchoClient, arrays_of, assert_arrays, play, refused, simulate
+from tests.helpers import START, EchoClient, arrays_of, assert_arrays, play, refused, simulate
 from tests.strangers import Unruly, stranger
 
-START = {"w": np.zeros(2, np.float32)}
 SENT = ArrayRecord({"w": Array(START["w"])})
 MINIMA = {"min_train_nodes": 2, "min_evaluate_nodes": 2, "min_available_nodes": 2}
 
@@ -127,13 +126,6 @@ def test_flowers_own_strategy_in_our_loop_counts_a_round_once(caplog):
     with caplog.at_level(logging.INFO, logger="flwr"):
         play(FedAdam(), lambda _: EchoClient(1.0), 3, START)
     assert sum("aggregate_train: Received 3 results" in line for line in caplog.messages) == 1
-
-
-def test_a_resumed_run_does_not_evaluate_its_start_again():
-    asked = []
-    evaluate = {"evaluate_fn": lambda number, arrays: asked.append(number)}
-    simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 5, first_round=4, **evaluate)
-    assert asked == [4, 5]
 
 
 def test_what_a_strategy_changes_in_the_configuration_stays_as_in_flowers_loop():
@@ -243,8 +235,9 @@ def test_ours_waits_for_more_than_it_samples():
 
 
 def test_training_and_evaluation_are_different_draws():
-    half = FedAvg(fraction_train=0.5, fraction_evaluate=0.5)
-    rounds = play(half, lambda _: EchoClient(1.0), 10, START, 6).seen
+    rounds = play(
+        FedAvg(fraction_train=0.5, fraction_evaluate=0.5), lambda _: EchoClient(1.0), 10, START, 6
+    ).seen
     assert all(len(now.trained.clients) == len(now.evaluated.clients) == 5 for now in rounds)
     assert sum(now.trained.clients == now.evaluated.clients for now in rounds) <= 1
 
@@ -260,24 +253,27 @@ def test_under_flowers_own_loop_the_fraction_counts_too():
     """Flower's wrapper starts its own loop, on a grid without client ids."""
     inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.25)
     grid = Unruly(to_client_app(lambda context: EchoClient(1.0)), 8)
-    wrapped = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e9, 4)
-    simulate(wrapped, None, 8, START, 1, grid=grid)
+    simulate(
+        DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e9, 4), None, 8, START, 1, grid=grid
+    )
     assert [len(sent) for sent, _ in grid.exchanged] == [4, 2]
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FlowerFedAvg])
 def test_the_keys_of_the_records_and_of_the_weight(kind):
     keys = {"weighted_by_key": "n", "arrayrecord_key": "model", "configrecord_key": "settings"}
-    app = stranger("n", "model", "settings")
-    result = run_rounds(kind(**MINIMA, **keys), InlineGrid(app, 3), SENT, 1)
+    result = run_rounds(
+        kind(**MINIMA, **keys), InlineGrid(stranger("n", "model", "settings"), 3), SENT, 1
+    )
     np.testing.assert_allclose(arrays_of(result)["w"], (1 + 4 + 9) / 6, rtol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["size"] == pytest.approx((1 + 4 + 9) / 6)
 
 
 def test_a_weighting_wrapper_uses_the_key_of_the_strategy_inside():
     client = lambda i, _: EchoClient(float(i), metrics={"loss-before": 1.0, "mass": 3})
-    strategy = AAggFFD(FedAvg(weighted_by_key="mass", fraction_evaluate=0))
-    result = simulate(strategy, client, 3, START, 1)
+    result = simulate(
+        AAggFFD(FedAvg(weighted_by_key="mass", fraction_evaluate=0)), client, 3, START, 1
+    )
     np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
 
 
@@ -324,10 +320,12 @@ def test_evaluation_every_k_rounds_and_at_the_end():
     assert list(result.evaluate_metrics_clientapp) == [7]
 
 
-def test_rounds_may_start_late():
-    sent = []
+def test_rounds_may_start_late_and_their_start_is_not_evaluated_again():
+    sent, asked = [], []
     client = EchoClient(1.0, heard=sent.append)
-    simulate(FedAvg(), lambda i, _: client, 1, START, 5, first_round=4)
+    evaluate = {"evaluate_fn": lambda number, arrays: asked.append(number)}
+    simulate(FedAvg(), lambda i, _: client, 1, START, 5, first_round=4, **evaluate)
+    assert asked == [4, 5]
     assert [(one["server-round"], one["num-rounds"]) for one in sent] == [(4, 5), (5, 5)]
 
 

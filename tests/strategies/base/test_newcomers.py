@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from fedapps.clients import to_client_app
-from fedapps.clients.base.store import MessageStore
+from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.strategies import ClientGrid, FedAvg
-from tests.helpers import EchoClient, arrays_of, play, refused
+from tests.helpers import START, EchoClient, arrays_of, play, refused
 from tests.strangers import Unruly
-
-START = {"w": np.zeros(2, np.float32)}
 
 
 class Guest(EchoClient):
@@ -49,8 +46,9 @@ ONE_NEW = {"num_new": 1}
 @pytest.mark.parametrize("kind", [InlineGrid, numbered])
 def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
     strategy = Meeting()
-    on = {"seed": 1, "num_new": 2}
-    result = play(strategy, Guest, 5, START, 3, inner=kind, on=on, evaluate_every=2)
+    result = play(
+        strategy, Guest, 5, START, 3, inner=kind, on={"seed": 1, "num_new": 2}, evaluate_every=2
+    )
     rounds = result.seen
     new = rounds[0].new_clients
     others = [client for client in range(5) if client not in new]
@@ -98,5 +96,7 @@ def test_an_accuracy_that_is_none_is_left_out():
 
 
 def test_somebody_must_train():
-    all_new = lambda: play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3})
-    refused(all_new, "num-new-clients = 3, but 3 clients are connected")
+    refused(
+        lambda: play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3}),
+        "num-new-clients = 3, but 3 clients are connected",
+    )

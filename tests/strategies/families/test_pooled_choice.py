@@ -63,11 +63,12 @@ def curves_by_hand(rounds, shift, clients=range(4)):
         for place, epochs in enumerate(FINETUNE_EPOCHS):
             client = FedAvgClient(small_net, data, i)
             config = {**TRAIN, "server-round": ROUNDS, "local-epochs": epochs}
-            trained = client.fit(sent, config)[0] if epochs else sent
-            tested = replace(data, test=data.validation)
-            curves[row, place] = FedAvgClient(small_net, tested, i).evaluate(trained, config)[0]
-    samples = np.array([len(data_of(i, shift).validation) for i in clients])
-    return curves - curves.mean(axis=1, keepdims=True), samples
+            curves[row, place] = FedAvgClient(
+                small_net, replace(data, test=data.validation), i
+            ).evaluate(client.fit(sent, config)[0] if epochs else sent, config)[0]
+    return curves - curves.mean(axis=1, keepdims=True), np.array(
+        [len(data_of(i, shift).validation) for i in clients]
+    )
 
 
 def choices_by_hand(curves, samples):
@@ -115,8 +116,9 @@ def test_a_client_that_fails_before_the_choice_is_scored_with_that_of_the_others
     a, b, c = choices_by_hand(curves, samples)
     assert [seen[i][2]["finetune-epochs"] for i in range(4)] == [a, b, of_others, c]
     assert rounds[-1].evaluated.clients == [0, 1, 2, 3]
-    failures = [(failure.client, failure.reason) for failure in rounds[-1].failures]
-    assert failures == [(2, "RuntimeError: out of reach")]
+    assert [(failure.client, failure.reason) for failure in rounds[-1].failures] == [
+        (2, "RuntimeError: out of reach")
+    ]
 
 
 @pytest.mark.parametrize("deaf", [1, 2])
