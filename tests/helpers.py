@@ -24,18 +24,32 @@ from fedapps.testing.problems import blobs as blobs, small_net as small_net
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def fedapps(*words, cwd=None, path=(), **environment):
-    """Run the command in its own process. ``path``: additional folders of packages that
-    it can import.
+def python(*words, cwd=None, path=(), **environment):
+    """Run Python in its own process. ``path``: additional folders of packages that it
+    can import.
     """
     return subprocess.run(
-        [sys.executable, "-m", "fedapps", *map(str, words)],
+        [sys.executable, *map(str, words)],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))} | environment,
         capture_output=True,
         text=True,
         timeout=280,
     )
+
+
+def printed(*words, **more):
+    """Run Python in its own process, check that it succeeds, and return what it
+    printed.
+    """
+    done = python(*words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fedapps(*words, **more):
+    """Run the command in its own process."""
+    return python("-m", "fedapps", *words, **more)
 
 
 def run_inline(out, *words, **settings):

@@ -28,8 +28,7 @@ def test_a_folder_of_windows_by_person(method, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     write(tmp_path / "set", windows(PEOPLE, 240, steps=32))
-    source = f"data.source={tmp_path / 'set'}"
-    run_inline(tmp_path / "out", f"method={method}", source, *SETTINGS)
+    run_inline(tmp_path / "out", f"method={method}", f"data.source={tmp_path / 'set'}", *SETTINGS)
     clients = clients_of(tmp_path / "out")
     assert len(clients) == len(PEOPLE)
     assert all(math.isfinite(float(row["loss"])) for row in clients)

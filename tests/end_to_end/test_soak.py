@@ -3,13 +3,12 @@ wrong record is detected.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.faults import KINDS
 from benchmarks.soak import LEFT_OUT, Soak, faulty_copy
+from tests.helpers import printed
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +47,8 @@ def judged(work, change=lambda rows: rows):
 
 def test_the_app_that_the_sites_get_has_the_faults(tmp_path):
     app = faulty_copy(tmp_path / "app", {}, {"num-clients": 3})  # as a deployment asks for it
-    done = subprocess.run(
-        [sys.executable, "-c", "from fedapps.runs.client_app import app; print(type(app))"],
-        cwd=app,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "fedapps.faults.Faulty" in done.stdout
+    code = "from fedapps.runs.client_app import app; print(type(app))"
+    assert "fedapps.faults.Faulty" in printed("-c", code, cwd=app)
 
 
 def test_nothing_is_lost_and_the_model_uses_only_valid_replies(work):

@@ -25,6 +25,22 @@ def own_caches(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def error_of(capsys):
+    """`error_of(*words)` returns the one line with which the command refuses them."""
+    from fedapps.commands.parser import main
+
+    def refusal(*words):
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("fedapps: ")
+        assert error.count("\n") == 1, error
+        return error
+
+    return refusal
+
+
+@pytest.fixture
 def in_process(monkeypatch):
     """Execute a sweep's runs one after the other in this process. ``begun``: their
     names; those in ``broken`` fail with its text. ``before(name)``: called before each.

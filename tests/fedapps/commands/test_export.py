@@ -142,28 +142,20 @@ def test_a_method_around_another_one_is_exported_like_it(wrapped, status, tmp_pa
         client, _, tensors = exported(folder, 2)
         client.model.load_state_dict(tensors)
         x = client.data.test.x
-        found = torch.export.load(program).module()(x)
-        torch.testing.assert_close(found, client.model.eval()(x))
+        torch.testing.assert_close(torch.export.load(program).module()(x), client.model.eval()(x))
 
 
-def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, capsys):
-    def error_of(folder, client=1):
-        assert main(["export", str(folder), "--client", str(client)]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    assert "holds no finished run" in error_of(tmp_path)
+def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, error_of):
+    assert "holds no finished run" in error_of("export", tmp_path, "--client", 1)
     assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
-    capsys.readouterr()
-    assert "its personal model was not saved" in error_of(tmp_path / "a")
-    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in error_of(
-        tmp_path / "a", 77
-    )
+    for client, said in (
+        (1, "its personal model was not saved"),
+        (77, "has no scores of this client: choose one of 0, 1, 2, 3, 4"),
+    ):
+        assert said in error_of("export", tmp_path / "a", "--client", client)
     boost = ["run", "--engine", "inline", "method=fedboost", "num-rounds=1"]
     assert main([*boost, "--out", str(tmp_path / "b")]) == 0
-    capsys.readouterr()
-    assert "method = 'fedboost'" in error_of(tmp_path / "b")
+    assert "method = 'fedboost'" in error_of("export", tmp_path / "b", "--client", 1)
     assert summary_of(tmp_path / "b")["status"] == "completed"
 
 
@@ -177,7 +169,6 @@ needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 def run_table(tmp_path, monkeypatch):
     """Return a function that runs a method on a csv of two sites."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     draw = np.random.default_rng(0)
     rows = [
         f"{ward},{100 + 6 * y + draw.normal()},{draw.normal()},{'abc'[draw.integers(3)]},{y}"
@@ -194,12 +185,9 @@ def run_table(tmp_path, monkeypatch):
     return run
 
 
-def test_without_the_packages_one_line_says_how_to_install_them(capsys, monkeypatch):
+def test_without_the_packages_one_line_says_how_to_install_them(error_of, monkeypatch):
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: None)
-    assert main(["export", "r", "--format", "onnx"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "pip install 'fedapps[onnx]'" in error
+    assert "pip install 'fedapps[onnx]'" in error_of("export", "r", "--format", "onnx")
 
 
 @needs_onnx
@@ -232,17 +220,17 @@ def test_the_file_takes_raw_samples(task, scaling, run_table, tmp_path):
     found = session.run(None, {"input": raw.reshape(-1, *shape)})[0]
     np.testing.assert_allclose(found, want, atol=1e-5)
     assert len(np.unique(found.round(4), axis=0)) == 4
-    status = main(["export", "r", "--format", "onnx"])
-    assert status == (2 if scaling == "client" else 0)
+    assert main(["export", "r", "--format", "onnx"]) == (2 if scaling == "client" else 0)
     assert (tmp_path / "r" / "global.onnx").exists() == (scaling == "sums")
 
 
 @needs_onnx
-def test_a_file_that_computes_something_else_is_not_kept(run_table, capsys, monkeypatch, tmp_path):
+def test_a_file_that_computes_something_else_is_not_kept(
+    run_table, error_of, monkeypatch, tmp_path
+):
     assert run_table("method=fedavg") == 0
     monkeypatch.setattr(onnx_file, "TOLERANCE", -1.0)
-    assert main(["export", "r", "--format", "onnx"]) == 2
-    assert "other outputs" in capsys.readouterr().err
+    assert "other outputs" in error_of("export", "r", "--format", "onnx")
     assert not list((tmp_path / "r").glob("*.onnx*"))
 
 

@@ -174,11 +174,10 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
     x, y, _ = windows()
     np.savez(tmp_path / "all.npz", windows=x, label=y)
     assert np.array_equal(read(tmp_path / "all.npz").x, x[:, :, None])
-    objects = np.array([{}] * 3, object)
     for columns, message in (
         ({"windows": x, "label": y[:-1]}, r"arrays differ in length \(windows 60, label 59\)"),
         (
-            {"windows": objects, "label": y[:3]},
+            {"windows": np.array([{}] * 3, object), "label": y[:3]},
             r"odd.npz': cannot be read, it must hold plain arrays \(Object arrays cannot",
         ),
     ):
@@ -190,10 +189,9 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
 
 
 def har(tmp_path, **more):
-    source = more.get("data.source") or write(tmp_path / "har", table(*windows(300)))
     config = {
         "task": "classification",
-        "data.source": source,
+        "data.source": more.get("data.source") or write(tmp_path / "har", table(*windows(300))),
         "data.partition": "natural",
         "data.natural-id": "subject",
     }

@@ -14,8 +14,6 @@ from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 from tests.helpers import refused
 
-PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")
-
 
 def rows(n=30, classes=("bad", "good", "best"), seed=0):
     """Rows of four plants: a number with gaps, a text with few values, a text of one
@@ -30,7 +28,7 @@ def rows(n=30, classes=("bad", "good", "best"), seed=0):
             "note": f"{plant} {number}",
             "label": classes[number % len(classes)],
         }
-        for plant in PLANTS
+        for plant in ("Ulm", "Jena", "Bonn", "Kiel")
         for number in range(n)
     ]
 

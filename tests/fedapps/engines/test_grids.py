@@ -19,7 +19,7 @@ from fedapps.strategies import ClientGrid
 from fedapps.strategies.base.newcomers import NewcomerGrid
 from fedapps.strategies.base.secure_calls import SecureCalls
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
-from tests.helpers import EchoClient
+from tests.helpers import EchoClient, refused
 
 KINDS = [
     AuditedGrid,
@@ -57,5 +57,10 @@ def test_replies_are_pulled_by_either_name(wrapped, name):
 
 @pytest.mark.parametrize("given", [{}, {"reply_to_message_ids": [], "message_ids": []}])
 def test_replies_to_whatever_are_not_pulled(given):
-    with pytest.raises(TypeError, match="reply_to_message_ids"):
-        InlineGrid(to_client_app(lambda context: EchoClient(0.0)), 2).pull_messages(**given)
+    refused(
+        lambda: InlineGrid(to_client_app(lambda context: EchoClient(0.0)), 2).pull_messages(
+            **given
+        ),
+        "reply_to_message_ids",
+        TypeError,
+    )

@@ -281,8 +281,11 @@ def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not
 def test_a_simulation_whose_workers_never_start_is_an_error_and_no_wait_for_more_nodes():
     grid = echo_grid(3, 3).grid
     grid.send_and_receive = lambda messages, timeout: []
-    with pytest.raises(TimeoutError, match="no node of the simulation answered within 7 s"):
-        shared(grid, 12, patience=7)
+    refused(
+        lambda: shared(grid, 12, patience=7),
+        "no node of the simulation answered within 7 s",
+        TimeoutError,
+    )
 
 
 def test_a_part_without_a_client_is_not_run():

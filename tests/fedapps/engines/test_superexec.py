@@ -89,8 +89,7 @@ def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
 
 
 def test_flower_finds_it_before_the_program_itself(tmp_path):
-    environment = environment_of(tmp_path)
-    assert shutil.which(SUPEREXEC, path=environment["PATH"]) == str(
+    assert shutil.which(SUPEREXEC, path=environment_of(tmp_path)["PATH"]) == str(
         tmp_path / "programs" / SUPEREXEC
     )
 

@@ -97,13 +97,12 @@ def strange(client, n):
 
 
 def trained(strategy, kind, sizes, rounds=1):
-    start = dict(zip(net(0).state_dict(), get_arrays(net(0)), strict=True))
     return arrays_of(
         simulate(
             strategy,
             lambda i, _: kind(net, strange(i, sizes[i]), i),
             len(sizes),
-            start,
+            dict(zip(net(0).state_dict(), get_arrays(net(0)), strict=True)),
             rounds,
             CONFIG,
         )

@@ -271,8 +271,7 @@ def test_efficientnet_takes_grey_for_colour_and_scales_as_imagenet():
 def test_every_parameter_learns_and_states_can_be_averaged(name):
     model = build_model(name, AAGGFF[name], 3, seed=0)
     parameters = list(trainable(model).values())
-    outputs = model(torch.rand(4, *AAGGFF[name]))
-    loss = functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0]))
+    loss = functional.cross_entropy(model(torch.rand(4, *AAGGFF[name])), torch.tensor([0, 1, 2, 0]))
     assert all(torch.isfinite(g).all() and g.any() for g in torch.autograd.grad(loss, parameters))
     other = get_arrays(build_model(name, AAGGFF[name], 3, seed=1))
     after = get_arrays(model)

@@ -2,9 +2,7 @@
 weights and its files in the app.
 """
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -25,7 +23,7 @@ from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, refused
+from tests.helpers import assert_arrays, printed, refused
 
 NETS = """
 import numpy as np
@@ -172,8 +170,7 @@ def test_it_gets_what_it_asks_for_and_no_more(folder):
 
 
 def test_a_net_of_torchvision_by_its_name_there():
-    built = net("torchvision:squeezenet1_1", (3, 64, 64))
-    assert built(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    assert net("torchvision:squeezenet1_1", (3, 64, 64))(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
     for call, message in (
         (
             lambda: net("torchvision:squeezenet1_1", (1, 64, 64)),
@@ -300,14 +297,7 @@ def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
     code = (
         "from fedapps.models.image_nets import build_model as b; b('filed:build', (1, 8, 8), 10, 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder / "elsewhere",
-        env=os.environ | {"PYTHONPATH": str(app)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    printed("-c", code, cwd=folder / "elsewhere", PYTHONPATH=str(app))
     monkeypatch.setattr(beside, "MOST", 2)
     message = "the net reads .*, and at most 2e-06 MB of files are sent"
     refused(lambda: copy_app(folder / "again", sent), message, UserError)

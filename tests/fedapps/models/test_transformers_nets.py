@@ -191,5 +191,4 @@ def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
             r"model\.pretrained = true: the 98 characters of task 'text'",
         ),
     ):
-        task = build_task(with_defaults({**TEXT, **given}))
-        refused(task.initial_arrays, message, UserError)
+        refused(build_task(with_defaults({**TEXT, **given})).initial_arrays, message, UserError)

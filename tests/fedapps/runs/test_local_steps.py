@@ -154,8 +154,7 @@ def test_a_method_of_ones_own_with_any_client_is_named(setting, tmp_path, monkey
 
 
 def test_a_validation_set_that_is_the_training_set_stays_so():
-    task = prepared(**AUGMENT, **{"data.validation": 0.0}).task
-    data = task.client_data(0, 6)
+    data = prepared(**AUGMENT, **{"data.validation": 0.0}).task.client_data(0, 6)
     assert data.validation is data.train
     assert (data.train.augment, data.test.augment) == ("crop-flip", "none")
     own = prepared(**AUGMENT, **{"data.validation": 0.2}).task.client_data(0, 6)

@@ -53,8 +53,7 @@ def test_the_paper_s_synthetic_study_has_its_optimum():
     assert entropy == pytest.approx(3.681, abs=5e-4)
     # Smoothing takes its uniform share from every weight: the best alpha makes up for
     # it.
-    alpha = (share - 0.01 / 100) / 0.99
-    assert whole_loss(task, 100, alpha) == pytest.approx(entropy, abs=1e-4)
+    assert whole_loss(task, 100, (share - 0.01 / 100) / 0.99) == pytest.approx(entropy, abs=1e-4)
     assert whole_loss(task, 100, np.full(100, 0.01)) == pytest.approx(np.log(100))
     squared = point_mass(loss="squared")
     uniform = whole_loss(squared, 100, np.full(100, 0.01))

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedapps.commands.parser import main
-from tests.helpers import summary_of
+from tests.helpers import run_inline
 
 SOURCE = """
 import torch
@@ -76,15 +75,10 @@ JOB = [
 OWN = [*JOB, "model.name=zoo_net:Net", "fedboost.library=zoo"]
 
 
-def run(folder, *arguments):
-    given = [*map(str, arguments), "checkpoint-every=0", "--out", str(folder)]
-    return main(["run", "--engine", "inline", *given])
-
-
 def test_the_net_that_can_read_gets_the_weight(zoo):
-    assert run(zoo / "r", *OWN, "fedboost.step=0.5", "num-rounds=40", "evaluate-every=40") == 0
+    job = ("fedboost.step=0.5", "num-rounds=40", "evaluate-every=40", "checkpoint-every=0")
+    found = run_inline(zoo / "r", *OWN, *job)
     assert load_file(zoo / "r" / "model.safetensors")["alpha-last"][2] > 0.7
-    found = summary_of(zoo / "r")
     assert found["loss-weighted"] < 0.6 * found["uniform-loss-weighted"]
     assert found["pooled-single"] == 2.0
     assert found["pooled-single-accuracy"] > 0.9
@@ -111,14 +105,13 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
         (["fedboost.budget=5"], "budget = 5, but the library holds 4 predictors: choose 1 to 4"),
     ],
 )
-def test_mistakes_are_one_line(zoo, settings, message, capsys):
+def test_mistakes_are_one_line(zoo, settings, message, error_of):
     (zoo / "torn").mkdir()
     (zoo / "torn" / "hospital-0.safetensors").write_bytes(
         (zoo / "zoo" / "hospital-0.safetensors").read_bytes()[:-9]
     )
-    assert run(zoo / "r", *OWN, *settings) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert message in said
+    command = ("run", "--engine", "inline", *OWN, *settings)
+    assert message in error_of(*command, "--out", zoo / "r")
 
 
 def test_the_page_is_right(tmp_path, monkeypatch):
@@ -136,5 +129,5 @@ def test_the_page_is_right(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
     runpy.run_path("zoo_net.py", run_name="__main__")
     _, *settings = command.replace("\\\n", " ").split()
-    assert run(tmp_path / "r", *settings, "num-rounds=2", "evaluate-every=2") == 0
+    run_inline(tmp_path / "r", *settings, "num-rounds=2", "evaluate-every=2")
     assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (3,)

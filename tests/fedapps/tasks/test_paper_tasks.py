@@ -167,10 +167,9 @@ def speech(write, name="set", audio=False, broken=()):
         "label": [i % 3 for i in range(18)] + [4] * 6,
         "speaker_id": [f"s{i % 2}" for i in range(18)] + [None] * 6,
     }
-    names = ["yes", "no", "up", "down", "_silence_"]
     features = {
         "audio": {"bytes": datasets.Value("binary"), "path": TEXT},
-        "label": datasets.ClassLabel(names=names),
+        "label": datasets.ClassLabel(names=["yes", "no", "up", "down", "_silence_"]),
         "speaker_id": TEXT,
     }
     return write(columns, datasets.Features(features), name, audio)
@@ -364,8 +363,7 @@ def test_pairs_are_joined_with_marks_and_filled(checkpoint):
 
 def test_text_pairs(checkpoint, pairs):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
-    options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    task = made(TextPairs, pairs, options, "dr_id")
+    task = made(TextPairs, pairs, TextPairsOptions(length=16, checkpoint=str(checkpoint)), "dr_id")
     task.check(2)
     assert task.samples.clients.names == ("1", "5")
     data = task.client_data(0, 2)
@@ -437,8 +435,7 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
         (empty, False, "cannot be read or used"),
     ):
         task = made(TextPairs, pairs, TextPairsOptions(**given), pretrained=pretrained)
-        with pytest.raises(UserError, match=message):
-            task.check(2)
+        refused(lambda: task.check(2), message, UserError)
 
 
 @pytest.mark.parametrize(

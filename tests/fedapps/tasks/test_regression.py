@@ -344,8 +344,7 @@ def embeddings(path, targets=0, n=60, **changed):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(n, 5)).astype(np.float32)
     y = x @ rng.normal(size=(5, max(targets, 1))) * 30 + 100
-    arrays = {"x": x, "y": y if targets else y[:, 0], "who": np.arange(n) % 4}
-    np.savez(path, **(arrays | changed))
+    np.savez(path, **({"x": x, "y": y if targets else y[:, 0], "who": np.arange(n) % 4} | changed))
     return {"task": "regression", "data.source": str(path), "data.natural-id": "who"}
 
 
