@@ -351,7 +351,7 @@ def test_plain_flwr_run(tmp_path, flwr_run):
     # PyTorch looks for hypothesis, and does without
     text = BARE.format(root=str(ROOT), others=others - {*PARTS, "fedapps", "hypothesis"})
     (tmp_path / "bare" / "sitecustomize.py").write_text(text)
-    done = flwr_run(app, 20, "num-rounds=2 train.local-epochs=1", str(tmp_path / "bare"))
+    done = flwr_run(app, 5, "num-rounds=2 train.local-epochs=1", str(tmp_path / "bare"))
     (folder,) = (tmp_path / "home" / "fedapps-results").iterdir()
     summary = summary_of(folder)
     assert summary["status"] == "completed", done.stdout[-3000:]

@@ -22,7 +22,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from tests.helpers import command, refused, rounds_of, summary_of
+from tests.helpers import command, eventually, reached, refused, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
 GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
@@ -143,12 +143,6 @@ def command_of(process):
     return []
 
 
-def reached(port):
-    """Return whether a process that knows only the port can connect."""
-    with socket.socket() as stranger:
-        return stranger.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.ray
 def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reason(
     app, tmp_path, monkeypatch
@@ -220,9 +214,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
     job = ["method=fedavg", "num-clients=4", "num-rounds=1000", "train.local-epochs=1"]
     process = command(*job, "--engine=ray", "--workers=1", "--out", out)
     try:
-        deadline = time.monotonic() + 200
-        while len(rounds_of(out)) < 2 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
+        eventually(lambda: len(rounds_of(out)) >= 2 or process.poll() is not None, 200)
         started, _ = descendants(process.pid)
         guard = next(words for one, _ in started if GUARD in (words := command_of(one)))
         mark, base = guard[guard.index(GUARD) + 1 :]

@@ -88,19 +88,6 @@ def test_a_decimal_comma_is_read_and_said_to_be(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"hospital,age,outcome\nz\xfcrich,3,1\n", "is no UTF-8: save it as that"),
-        (b"hospital,age,outcome\n", "has no rows"),
-        (b"", "has no rows"),
-    ],
-)
-def test_unsuitable_csv_files_are_refused(folder, capsys, content, line):
-    (folder / "visits.csv").write_bytes(content)
-    assert line in output_of(capsys, "data.source=visits.csv").err
-
-
-@pytest.mark.parametrize(
     ("word", "line"),
     [
         (

@@ -389,7 +389,8 @@ def test_a_library_from_a_folder(tmp_path, error_of):
     assert broken.name in error_of(*command, "--out", tmp_path / "r2")
 
 
-def test_methods_lists_every_method(capsys):
+def test_methods_lists_every_method_and_how_its_printed_form_differs(capsys):
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and method.paper in out for name, method in METHODS.items())
+    assert "fedfw-plus: fedfw.dual-step = 0.0\n" in out

@@ -14,7 +14,7 @@ from fedapps.engines import wall
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import HOLD, NoWall, Wall
 from fedapps.errors import UserError
-from tests.helpers import lacking, refused
+from tests.helpers import lacking, reached, refused
 
 WALL = pytest.mark.skipif(bool(wall.no_wall_reason()), reason=f"no wall: {wall.no_wall_reason()}")
 SERVER = """
@@ -33,17 +33,6 @@ def built():
     yield Wall.of(holder.pid, lambda: first, lambda: True)
     holder.kill()
     holder.communicate()
-
-
-def reached(port):
-    """Return whether a process of this machine that knows nothing but the number gets
-    through.
-    """
-    try:
-        socket.create_connection(("127.0.0.1", port), 2).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 @WALL

@@ -3,7 +3,6 @@ tables of settings, what runs them.
 """
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -90,20 +89,12 @@ def kind():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(modules):
     """A current folder with modules of the user's, the last of which is only imported
     where a client is made.
     """
-    for name, text in {
-        "my_code": CODE,
-        "my_client": CLIENT,
-        "my_lazy": "from fedapps.clients import FedAvgClient\n",
-    }.items():
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    return tmp_path
+    lazy = "from fedapps.clients import FedAvgClient\n"
+    return modules(my_code=CODE, my_client=CLIENT, my_lazy=lazy)
 
 
 def settings(*pairs, **given):

@@ -19,14 +19,10 @@ NAMED = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, modules):
     """A finished run as the current folder, and code in it that leaves a trace."""
     run_inline(tmp_path, **{"num-clients": 2, "num-rounds": 1})
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield tmp_path
-    sys.modules.pop("evil", None)
+    return modules(evil=f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
 
 
 @pytest.mark.parametrize("key", list(NAMED))

@@ -192,6 +192,7 @@ def test_two_engines_agree_in_processes_that_believe_in_a_gpu(tmp_path):
     """Whatever was put on it would end the run."""
     (tmp_path / "sitecustomize.py").write_text(BELIEVING)
     job = ["run", "experiments/default.toml", "method=superfed-mm", "num-rounds=1"]
+    job += ["num-clients=6", "clients-per-round=2", "train.local-epochs=1"]
     for engine in ("inline", "ray"):
         done = fedapps(
             *job, "--engine", engine, "--out", tmp_path / engine, cwd=ROOT, path=(tmp_path,)

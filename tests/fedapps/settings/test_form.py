@@ -99,8 +99,3 @@ def test_a_wrapped_method_takes_its_printed_form_too():
     assert settings.base is not None
     assert settings.base.options == SuPerFedOptions.printed()
     assert (settings.options.cap, settings.form, settings.base.form) == (0.0, "usual", "usual")
-
-
-def test_the_command_methods_lists_what_differs(capsys):
-    assert main(["methods"]) == 0
-    assert "fedfw-plus: fedfw.dual-step = 0.0\n" in capsys.readouterr().out

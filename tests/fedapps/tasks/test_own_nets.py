@@ -5,7 +5,6 @@ weights, one line for each mistake.
 import importlib
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,11 @@ class Wide(Net):
 
 
 @pytest.fixture
-def zoo(tmp_path, monkeypatch):
+def zoo(tmp_path, modules, monkeypatch):
     """A file with nets, and a folder with the weights of four: the third can read
     digits, the others were never trained.
     """
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "zoo_net.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
+    monkeypatch.syspath_prepend(modules(zoo_net=SOURCE))
     module = importlib.import_module("zoo_net")
     (tmp_path / "zoo").mkdir()
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
@@ -114,7 +110,7 @@ def test_mistakes_are_one_line(zoo, settings, message, error_of):
     assert message in error_of(*command, "--out", zoo / "r")
 
 
-def test_the_page_is_right(tmp_path, monkeypatch):
+def test_the_page_is_right(tmp_path, modules, monkeypatch):
     """Its file makes a folder of weights, and its command runs with them."""
     page = (Path(__file__).parents[3] / "docs" / "fedboost.md").read_text(encoding="utf-8")
     (code,) = (
@@ -123,10 +119,7 @@ def test_the_page_is_right(tmp_path, monkeypatch):
         if "class Net(nn.Module)" in code
     )
     (command,) = re.findall(r"```sh\nfedapps (run [^`]*zoo_net:Net[^`]*)\n```", page)
-    (tmp_path / "zoo_net.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
+    monkeypatch.syspath_prepend(modules(zoo_net=code))
     runpy.run_path("zoo_net.py", run_name="__main__")
     _, *settings = command.replace("\\\n", " ").split()
     run_inline(tmp_path / "r", *settings, "num-rounds=2", "evaluate-every=2")

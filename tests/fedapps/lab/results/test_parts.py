@@ -82,12 +82,6 @@ def test_a_comparison_shows_its_parts(full, write_run):
     assert list(compare([full], out=comparison.out).figures()) == ["comparison"]
 
 
-def test_every_plot_has_a_description():
-    titles = [(page, plot.title) for page, plots in PLOTS.items() for plot in plots]
-    assert len(set(titles)) == len(titles)
-    assert all(len(title) > 5 for _, title in titles)
-
-
 @pytest.mark.parametrize(
     ("confusion", "r2", "said"),
     [

@@ -7,7 +7,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from io import StringIO
 from itertools import chain
@@ -30,7 +29,7 @@ from fedapps.lab.sweeps.texts import best_of
 from fedapps.runs.execution import execute_inline
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
-from tests.helpers import lacking, summary_of, wait_for
+from tests.helpers import eventually, lacking, summary_of, wait_for
 from tests.pretended_device import pretended_cuda
 
 EXPERIMENTS = Path(__file__).resolve().parents[4] / "experiments"
@@ -699,10 +698,7 @@ def test_in_a_terminal_the_bar_counts_rounds_of_current_runs(plan_of, write_run)
     with SweepProgress(runs, runs, console) as progress:
         (task,) = progress._bar.tasks
         write_run("out/cells/seed-0", rounds=4, planned=8)
-        deadline = time.monotonic() + 20
-        while task.completed < 4 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert task.completed == 4
+        eventually(lambda: task.completed == 4)
         progress.show_end(Ended(runs[1], {}, "it died"))
         assert (task.description, task.completed) == ("0/2 runs, 1 failed", 12)
     assert "[1/2] seed-1: failed: it died" in console.file.getvalue()
