@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.client import NumPyClient
 
@@ -26,18 +28,32 @@ ROOT = Path(__file__).resolve().parents[1]
 START = {"w": np.zeros(2, np.float32)}
 
 
-def fedapps(*words, cwd=None, path=(), **environment):
-    """Run the command in its own process. ``path``: additional folders of packages that
-    it can import.
+def python(*words, cwd=None, path=(), **environment):
+    """Run Python in its own process. ``path``: additional folders of packages that it
+    can import.
     """
     return subprocess.run(
-        [sys.executable, "-m", "fedapps", *map(str, words)],
+        [sys.executable, *map(str, words)],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))} | environment,
         capture_output=True,
         text=True,
         timeout=280,
     )
+
+
+def printed(*words, **more):
+    """Run Python in its own process, check that it succeeds, and return what it
+    printed.
+    """
+    done = python(*words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fedapps(*words, **more):
+    """Run the command in its own process."""
+    return python("-m", "fedapps", *words, **more)
 
 
 def run_inline(out, *words, **settings):
@@ -122,6 +138,21 @@ def wait_for(condition, process, folder, seconds):
         time.sleep(0.2)
 
 
+def eventually(condition, seconds=60):
+    """Wait until ``condition()`` holds, and return what it gives."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def reached(port):
+    """Return whether a process of this machine that knows only the port can connect."""
+    with socket.socket() as stranger:
+        return stranger.connect_ex(("127.0.0.1", port)) == 0
+
+
 def write_csv(path, rows, changed):
     """Write rows by column, with columns whose first cells are ``changed``; return the
     path.
@@ -184,6 +215,19 @@ def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
     for name, array in found.items():
         one, other = numbers(array), numbers(wanted[name])
         np.testing.assert_allclose(one, other, rtol, atol, err_msg=str(name))
+
+
+def seeded(build):
+    """Check that the seed alone decides the arrays of ``build(seed)``, which leaves
+    torch's own draws alone; return the arrays of two seeds.
+    """
+    first = build(5)
+    torch.rand(1)
+    state = torch.random.get_rng_state()
+    again, other = build(5), build(6)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert_arrays(first, again)
+    return first, other
 
 
 def play(strategy, client_fn, num_clients, start, rounds=1, config=(), inner=InlineGrid, **options):

@@ -46,9 +46,8 @@ def module(monkeypatch):
 
 
 def accuracies(server, client, capsys, clients=10, **config):
-    grid = InlineGrid(client.app, clients, {**CONFIG, **config})
     server.app(
-        grid,
+        InlineGrid(client.app, clients, {**CONFIG, **config}),
         Context(
             run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**CONFIG, **config}
         ),
@@ -65,8 +64,7 @@ def test_a_swap_costs_few_lines(variant):
     assert len(client) <= 20, "added and removed together"
     assert len(server) <= 4
     assert sum(line.startswith("+") for line in client) <= 10
-    shown = "\n".join(client) if variant == "scaffold" else client[-1].lstrip("+ ")
-    assert shown in PAGE
+    assert ("\n".join(client) if variant == "scaffold" else client[-1].lstrip("+ ")) in PAGE
 
 
 @pytest.mark.slow
@@ -143,10 +141,9 @@ def test_every_recipe_runs(strategy, loop, remark, module, capsys):
             f"import {kind}", f"import {', '.join(names)}"
         )
 
-    client = module(f"client_{variant}", lambda text: text.replace(old, loop))
     reached = accuracies(
         module(f"server_{variant}", on_server),
-        client,
+        module(f"client_{variant}", lambda text: text.replace(old, loop)),
         capsys,
         clients=4,
         **{"num-server-rounds": 2},

@@ -259,8 +259,7 @@ def simulated(tmp_path_factory):
 def test_the_workers_give_the_numbers_of_the_inline_engine(name, simulated):
     folder, _ = simulated
     assert_equal_runs(folder / "ray" / name, folder / "inline" / name)
-    shared = "node-messages" in rounds_of(folder / "ray" / name)[0]
-    assert shared == (name != "a node per client")
+    assert ("node-messages" in rounds_of(folder / "ray" / name)[0]) == (name != "a node per client")
 
 
 def test_a_client_that_hangs_and_lies_loses_its_replies_but_the_run_continues(simulated):
@@ -352,7 +351,7 @@ def test_plain_flwr_run(tmp_path, flwr_run):
     # PyTorch looks for hypothesis, and does without
     text = BARE.format(root=str(ROOT), others=others - {*PARTS, "fedapps", "hypothesis"})
     (tmp_path / "bare" / "sitecustomize.py").write_text(text)
-    done = flwr_run(app, 20, "num-rounds=2 train.local-epochs=1", str(tmp_path / "bare"))
+    done = flwr_run(app, 5, "num-rounds=2 train.local-epochs=1", str(tmp_path / "bare"))
     (folder,) = (tmp_path / "home" / "fedapps-results").iterdir()
     summary = summary_of(folder)
     assert summary["status"] == "completed", done.stdout[-3000:]
@@ -363,9 +362,6 @@ def test_plain_flwr_run(tmp_path, flwr_run):
     assert json.loads(said) == summary
     row = re.search(r"INFO.*: +fedavg +(.*)", done.stdout)[1].split()
     assert row[0] == f"{100 * summary['accuracy-mean']:.1f}"  # the table of `fedapps run`
-
-
-HALVES = ("client", "server")
 
 
 def test_secure_sums_in_an_app_of_flowers_quickstart(tmp_path, monkeypatch):
@@ -395,7 +391,8 @@ def test_secure_sums_in_an_app_of_flowers_quickstart(tmp_path, monkeypatch):
                 text += "    context.state['model'] = result.arrays\n"
             path.write_text(text, encoding="utf-8")
         monkeypatch.syspath_prepend(app)
-        client, server = (import_module(f"{package}.{half}_app").app for half in HALVES)
+        halves = (import_module(f"{package}.{half}_app") for half in ("client", "server"))
+        client, server = (half.app for half in halves)
         config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
         config = config["config"] | {"num-server-rounds": 3}
         context = Context(1, 1, {}, RecordDict(), config)

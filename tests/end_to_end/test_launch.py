@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,7 +22,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from tests.helpers import ROOT, refused, rounds_of, summary_of
+from tests.helpers import command, eventually, reached, refused, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
 GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
@@ -145,12 +143,6 @@ def command_of(process):
     return []
 
 
-def reached(port):
-    """Return whether a process that knows only the port can connect."""
-    with socket.socket() as stranger:
-        return stranger.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.ray
 def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reason(
     app, tmp_path, monkeypatch
@@ -220,18 +212,9 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
 def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path):
     out = tmp_path / "run"
     job = ["method=fedavg", "num-clients=4", "num-rounds=1000", "train.local-epochs=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedapps", "run", *job, "--engine=ray", "--workers=1", "--out", out],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = command(*job, "--engine=ray", "--workers=1", "--out", out)
     try:
-        deadline = time.monotonic() + 200
-        while len(rounds_of(out)) < 2 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
+        eventually(lambda: len(rounds_of(out)) >= 2 or process.poll() is not None, 200)
         started, _ = descendants(process.pid)
         guard = next(words for one, _ in started if GUARD in (words := command_of(one)))
         mark, base = guard[guard.index(GUARD) + 1 :]
@@ -244,7 +227,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
@@ -287,8 +270,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
     def poll():
         raise RuntimeError("the display broke")
 
-    with pytest.raises(RuntimeError, match="the display broke"):
-        simulated(app, tmp_path / "log", poll=poll)
+    refused(lambda: simulated(app, tmp_path / "log", poll=poll), "the display broke", RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -322,8 +304,8 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
 
     monkeypatch.setattr(launching, "assemble", refuse)
     for engine, number in (("inline", 0), ("ray", 1)):
-        command = ["run", "method=fedavg", "--engine", engine, "--out", str(tmp_path / "run")]
-        assert cli.main(command) == 2
+        words = ["run", "method=fedavg", "--engine", engine, "--out", str(tmp_path / "run")]
+        assert cli.main(words) == 2
         assert "no such data" in capsys.readouterr().err
         assert len(launched) == number
     assert not launched[0].alive()

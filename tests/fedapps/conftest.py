@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,39 @@ def own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """`modules(name=text)` writes modules of the user's into the current folder, which
+    it returns, and lets them be imported anew.
+    """
+
+    def write(**texts):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+        for name, text in texts.items():
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def error_of(capsys):
+    """`error_of(*words)` returns the one line with which the command refuses them."""
+    from fedapps.commands.parser import main
+
+    def refusal(*words):
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("fedapps: ")
+        assert error.count("\n") == 1, error
+        return error
+
+    return refusal
 
 
 @pytest.fixture

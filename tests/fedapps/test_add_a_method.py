@@ -3,16 +3,13 @@ only five places.
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from fedapps.engines.app_folder import PARTS
-from tests.helpers import ROOT
+from tests.helpers import ROOT, printed, python
 
 pytestmark = pytest.mark.slow
 
@@ -51,17 +48,8 @@ def extended(tmp_path_factory):
     (copy / PAGE).write_text(
         "# FedNova\n\n<!-- settings: fednova -->\n<!-- /settings -->\n", encoding="utf-8"
     )
-    done = python(copy, "-m", "tools.generate")  # make generate
-    assert done.returncode == 0, done.stderr
+    printed("-m", "tools.generate", cwd=copy, PYTHONPATH=str(copy))  # make generate
     return copy
-
-
-def python(folder, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
-    )
 
 
 def test_the_rest_follows_from_five_places(extended):
@@ -98,13 +86,13 @@ TERM(Silent())
 def test_the_new_method_runs_alone_and_composes_by_its_declaration(extended):
     options = ["num-rounds=3", "data.partition=dirichlet", "fednova.server-learning-rate=0.5"]
     words = ["run", "method=fednova", *options, "--nodes", "6", "--engine", "inline"]
-    done = python(extended, "-m", "fedapps", *words, "--out", extended / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
+    there = {"cwd": extended, "PYTHONPATH": str(extended)}
+    printed("-m", "fedapps", *words, "--out", extended / "out", **there)
     summary = json.loads((extended / "out/summary.json").read_text(encoding="utf-8"))
     assert summary["accuracy-mean"] > 0.2
     shutil.rmtree(extended / "out")
     said = "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
-    assert said in python(extended, "-c", COMPOSED).stderr
+    assert said in python("-c", COMPOSED, **there).stderr
 
 
 def test_its_exam_and_the_projects_own_checks_pass(extended):
@@ -116,8 +104,6 @@ def test_its_exam_and_the_projects_own_checks_pass(extended):
         "strategies/test_public_names.py",
     ]
     some = "fednova or wraps_what_it_can or every_setting or package_declares or is_stale"
-    chosen = ["-k", f"({some}) and not example"]
-    done = python(
-        extended, "-m", "pytest", "-q", PLACES[-1], *(f"tests/{name}" for name in names), *chosen
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["-q", PLACES[-1], *(f"tests/{name}" for name in names)]
+    words += ["-k", f"({some}) and not example"]
+    printed("-m", "pytest", *words, cwd=extended, PYTHONPATH=str(extended))

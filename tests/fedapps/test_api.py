@@ -5,7 +5,6 @@ import inspect
 import json
 import logging
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import ARGUMENTS, UserError, in_python
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
-from tests.helpers import assert_arrays
+from tests.helpers import assert_arrays, printed, refused
 
 JOB = {
     "num_rounds": 2,
@@ -117,14 +116,12 @@ def test_errors_are_those_of_the_command(tmp_path, done):
             "^gpus_per_client is for engine='ray': .* with engine='inline'",
         ),
     ):
-        with pytest.raises(UserError, match=said):
-            fedapps.run(**{**JOB, "progress": False, **given})
-    with pytest.raises(UserError, match="holds no run: it has no settings"):
-        fedapps.load(tmp_path)
-    with pytest.raises(UserError, match=r"^client=9: .* has no scores of this client"):
-        done.personal_model(9)
-    with pytest.raises(AttributeError, match="has no attribute 'runn'"):
-        _ = fedapps.runn
+        refused(lambda: fedapps.run(**{**JOB, "progress": False, **given}), said, UserError)
+    refused(lambda: fedapps.load(tmp_path), "holds no run: it has no settings", UserError)
+    refused(
+        lambda: done.personal_model(9), r"^client=9: .* has no scores of this client", UserError
+    )
+    refused(lambda: fedapps.runn, "has no attribute 'runn'", AttributeError)
 
 
 #: Options in messages that no function in Python raises.
@@ -182,8 +179,7 @@ def test_options_in_a_message_become_arguments(message, said):
     def fails():
         raise UserError(message)
 
-    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
-        in_python(fails)()
+    refused(lambda: in_python(fails)(), f"^{re.escape(said)}$", UserError)
 
 
 def test_importing_it_stays_cheap():
@@ -191,7 +187,4 @@ def test_importing_it_stays_cheap():
         "import sys, json, fedapps; print(json.dumps([n for n in ('torch', 'flwr', 'rich', "
         "'numpy', 'pandas') if n in sys.modules]))"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert json.loads(said) == []
+    assert json.loads(printed("-c", code)) == []

@@ -2,8 +2,6 @@
 in a file and the same net in a module; what cannot be used is refused.
 """
 
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -14,7 +12,7 @@ import torch
 
 import fedapps
 from fedapps.errors import UserError
-from tests.helpers import ROOT
+from tests.helpers import lacking, printed, refused
 
 pandas = pytest.importorskip("pandas")
 JOB = {
@@ -141,11 +139,13 @@ def test_data_that_cannot_be_used_are_refused(table):
         ),
         ({"train": {"learning_rate": x}}, "train.learning-rate: is of type ndarray"),
     ):
-        with pytest.raises(UserError, match=said):
-            fedapps.run(**{**JOB, **given})
+        refused(lambda: fedapps.run(**{**JOB, **given}), said, UserError)
     doubled = pandas.concat([table, table[["age"]]], axis=1)
-    with pytest.raises(UserError, match="data: several columns are called 'age'"):
-        fedapps.partition(data=doubled, label="outcome")
+    refused(
+        lambda: fedapps.partition(data=doubled, label="outcome"),
+        "data: several columns are called 'age'",
+        UserError,
+    )
 
 
 # --- nets -----------------------------------------------------------------------------
@@ -201,14 +201,7 @@ def test_a_net_of_the_script_gives_the_numbers_of_its_module():
     Path("nets.py").write_text(CELLS)
     given = ", ".join(f'("{name}", {net})' for name, net in nets.items())
     Path("cells.py").write_text(CELLS + SCRIPT.format(job=JOB, nets=f"[{given}]"))
-    done = subprocess.run(
-        [sys.executable, "cells.py"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed("cells.py")
     for name, net in nets.items():
         file = fedapps.run(model=f"nets:{net}", num_clients=3, out=f"{name}-file", **JOB)
         assert clients(fedapps.load(name)) == clients(file)
@@ -237,8 +230,7 @@ def test_a_net_of_a_cell_is_written_with_what_it_uses(cell):
     run = fedapps.run(model=main.Net, num_clients=3, out="a", **JOB)
     name = run.settings["model.name"]
     text = Path(*name.partition(":")[0].split(".")).with_suffix(".py").read_text()
-    assert "import torch.nn as nn" in text
-    assert "WIDTH = 8" in text
+    assert lacking(text, "import torch.nn as nn", "WIDTH = 8") == []
     assert "def build" not in text, "it does not use this"
     Path("nets.py").write_text(CELLS)
     file = fedapps.run(model={"name": "nets:Net"}, num_clients=3, out="b", **JOB)
@@ -276,7 +268,5 @@ short = lambda num_classes: nn.Linear(3, num_classes)
         (gone, "model: the source of gone is not known: .* file"),
         (torch.nn.Linear, "'torch.nn.modules.linear:Linear': its parameter 'in_features'"),
     ):
-        with pytest.raises(UserError, match=said):
-            fedapps.run(model=net, num_clients=3, **JOB)
-    with pytest.raises(UserError, match="method: other processes"):
-        fedapps.run(main.build, **JOB)
+        refused(lambda: fedapps.run(model=net, num_clients=3, **JOB), said, UserError)
+    refused(lambda: fedapps.run(main.build, **JOB), "method: other processes", UserError)

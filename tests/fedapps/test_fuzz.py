@@ -46,8 +46,7 @@ class Wire:
 def formats():
     """Return name -> (arrays to send, function that reads them) for every format."""
     rng = np.random.default_rng(0)
-    dense = np.where(rng.random((3, 50)) < 0.1, rng.random((3, 50)), 0.0)
-    packed = sparse_tables.pack(dense)
+    packed = sparse_tables.pack(np.where(rng.random((3, 50)) < 0.1, rng.random((3, 50)), 0.0))
     blocks = [
         Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}),
         Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))}),
@@ -108,9 +107,9 @@ QUICK = settings(
     derandomize=True,
     database=None,
 )
-DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "<i8", "<i4", "i1", "u1", "?", "<c8"])
 SOME = arrays_st.arrays(
-    DTYPES, arrays_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8)
+    st.sampled_from(["<f4", "<f8", "<f2", "<i8", "<i4", "i1", "u1", "?", "<c8"]),
+    arrays_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8),
 )
 
 

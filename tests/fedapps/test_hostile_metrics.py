@@ -227,14 +227,11 @@ def flwr(kind, **options):
     return kind(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **options)
 
 
-QFEDAVG = {"client_learning_rate": 0.1, "train_loss_key": "loss"}
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
         *map(flwr, (flower.FedAdam, flower.FedAvgM, flower.FedTrimmedAvg, flower.MultiKrum)),
-        flwr(flower.QFedAvg, **QFEDAVG),
+        flwr(flower.QFedAvg, client_learning_rate=0.1, train_loss_key="loss"),
         AAggFFD(flwr(flower.FedAdam)),
     ],
     ids=lambda strategy: type(strategy).__name__,
@@ -245,8 +242,7 @@ def test_an_extra_metric_ends_no_other_strategy(strategy):
             super().__init__(1.0, 1.0 + i)
             self.metrics = {"extra": 1.0} if i == 1 else {}
 
-    result = play(strategy, Extra, 5, START, 2)
-    assert list(result.train_metrics_clientapp) == [1, 2]
+    assert list(play(strategy, Extra, 5, START, 2).train_metrics_clientapp) == [1, 2]
 
 
 @pytest.mark.parametrize("case", EXTRA)

@@ -7,13 +7,13 @@ import pytest
 from benchmarks import own_apps
 from tests.helpers import ROOT
 
-PAGE = ROOT / "docs" / "strategy-in-your-project.md"
 own_apps.quiet()
 
 
 @pytest.mark.parametrize("method", ["FedProx", "SCAFFOLD", "AAggFF-S", "Ditto"])
 def test_the_page_counts_the_lines_that_change(method):
-    table = PAGE.read_text(encoding="utf-8").partition("## What the methods bring")[2]
+    page = (ROOT / "docs" / "strategy-in-your-project.md").read_text(encoding="utf-8")
+    table = page.partition("## What the methods bring")[2]
     row = re.findall(rf"^\| {method} \|(.*)\|$", table, re.M)[0]
     counted = [int(cell.rpartition(",")[2]) for cell in row.split("|")[:2]]
     assert counted == [own_apps.changed(own_apps.APPS[name], method) for name in ("torch", "NumPy")]

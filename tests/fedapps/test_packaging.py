@@ -22,7 +22,7 @@ from fedapps.engines.app_folder import PARTS, for_flower
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
-from tests.helpers import ROOT
+from tests.helpers import ROOT, printed, python, refused
 from tools.hub_app import make
 
 PACKAGES = (*PARTS, "fedapps")
@@ -75,14 +75,12 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         "tomli_w": "tomli-w",
     }
     # by the extra "simulation" of Flower, and by datasets
-    brought = {"huggingface_hub", "fastapi", "ray", "pandas"}
-    optional = names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"])
     others = (
         {known.get(name, name) for name in roots}
         - set(sys.stdlib_module_names)
         - set(PACKAGES)
-        - brought
-        - optional
+        - {"huggingface_hub", "fastapi", "ray", "pandas"}
+        - (names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"]))
     )
     assert others <= app, "imported, but not in the extra"
 
@@ -155,12 +153,8 @@ def test_every_strategy_is_imported_with_the_library_alone():
     """In a process where no other package, not even the application, can be imported. A
     user's own client is adapted, too.
     """
-    code = LIBRARY_ONLY % APPLICATION + USE + TRAIN
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["3.0", "done"]
+    said = printed("-c", LIBRARY_ONLY % APPLICATION + USE + TRAIN, cwd=ROOT)
+    assert said.split() == ["3.0", "done"]
 
 
 def test_the_image_gets_all_files_that_the_wheel_takes():
@@ -186,8 +180,7 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     the wheel.
     """
     hatchling = pytest.importorskip("hatchling.build")
-    checkout = copied(tmp_path)
-    with contextlib.chdir(checkout):
+    with contextlib.chdir(copied(tmp_path)):
         source = hatchling.build_sdist(str(tmp_path))
     with tarfile.open(tmp_path / source) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -207,15 +200,8 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "site" / "pyproject.toml").write_text("# not ours")
     job = ["experiments/default.toml", "num-rounds=1", "train.local-epochs=1", "evaluate-every=0"]
-    done = subprocess.run(
-        [sys.executable, "-c", FROM_WHEEL, "run", *job, "--engine", "inline", "--out", "out"],
-        cwd=tmp_path / "empty",
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["-c", FROM_WHEEL, "run", *job, "--engine", "inline", "--out", "out"]
+    printed(*command, cwd=tmp_path / "empty", PYTHONPATH=str(tmp_path / "site"))
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
     app = tmp_path / "empty" / "app" / "fedapps"
     assert {path.name for path in app.iterdir()} == {"fedapps", "pyproject.toml", "LICENSE"}
@@ -251,14 +237,12 @@ def test_the_hubs_own_checks_pass(tmp_path):
     publish._validate_files(files)
     assert {app / name for name in ("LICENSE", "README.md", "experiments/default.toml")} <= {*files}
     assert len(files) == sum(path.is_file() for path in app.rglob("*"))  # none is skipped
-    metadata = fab_format_version.normalize_and_validate_fab_format(config)
-    assert metadata.fab_format_version == 1
+    assert fab_format_version.normalize_and_validate_fab_format(config).fab_format_version == 1
     newer = config | {
         "tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}
     }
     # if this fails, use the newer format
-    with pytest.raises(ValueError, match="Unsupported"):
-        fab_format_version.normalize_and_validate_fab_format(newer)
+    refused(lambda: fab_format_version.normalize_and_validate_fab_format(newer), "Unsupported")
 
 
 def test_flowers_runtime_installs_the_application(tmp_path):
@@ -361,14 +345,7 @@ entry()
     ],
 )
 def test_with_the_library_alone_one_line_says_what_to_install(code, said, status, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", LIBRARY_ONLY % APPLICATION + code],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = python("-c", LIBRARY_ONLY % APPLICATION + code, cwd=tmp_path, HOME=str(tmp_path))
     wanted = rf"{said} needs \w+, which is not installed: pip install 'fedapps\[app\]'"
     assert done.returncode == status
     assert re.fullmatch(wanted, done.stderr.splitlines()[-1]), done.stderr

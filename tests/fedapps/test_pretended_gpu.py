@@ -18,7 +18,6 @@ from tests.helpers import assert_same, rounds_of, some_slow
 from tests.pretended_device import CUDA, pretended_cuda
 from tests.small_jobs import unlike_at_clients
 
-TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
 JOB = {
     "num-clients": 2,
     "clients-per-round": 0,
@@ -37,7 +36,10 @@ JOB = {
     "synthetic.steps": 5,
 }
 NETS = {
-    name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks
+    name: task
+    for name, entry in METHODS.items()
+    for task in ("digits", "ensemble-classification", "constrained-classification")
+    if task in entry.tasks
 }
 
 

@@ -2,7 +2,6 @@
 start to the reply.
 """
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import pytest
 
 from benchmarks.deployment import CHILD, Recorder, app, execute, measure, read_settings
 from fedapps.runs.prepare import prepare_folder
-from tests.helpers import ROOT
+from tests.helpers import ROOT, python
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +63,7 @@ def child_of_a_site(method, folder, *, without):
     for name, content in zip(("message", "context"), grid.last[:2], strict=True):
         (folder / name).write_bytes(content)
     block = f"import sys; sys.modules |= dict.fromkeys({sorted(without)!r})\n"
-    words = [sys.executable, "-c", block + CHILD, folder / "message", folder / "context"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    return python("-c", block + CHILD, folder / "message", folder / "context", cwd=ROOT)
 
 
 @pytest.mark.parametrize("method", ["ffgb", "ffgb-c", "histogram-boosting"])
@@ -75,8 +73,7 @@ def test_a_site_with_a_csv_needs_no_pytorch_for_trees(method, tmp_path):
 
 
 def test_a_site_that_lacks_a_package_says_which_and_for_what(tmp_path):
-    done = child_of_a_site("fedavg", tmp_path, without={"torch"})
     assert (
         "method 'fedavg' needs torch, which is not installed: pip install 'fedapps[site,torch]'"
-        in done.stderr
+        in child_of_a_site("fedavg", tmp_path, without={"torch"}).stderr
     )

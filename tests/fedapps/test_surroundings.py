@@ -8,26 +8,16 @@ import pytest
 
 from fedapps import surroundings
 from fedapps.errors import UserError
-from tests.helpers import ROOT
+from tests.helpers import ROOT, fedapps, printed, refused
 
 # with a sign that latin-1 lacks
 SAY = "print('fedapps \N{LEFT DOUBLE QUOTATION MARK}A\N{RIGHT DOUBLE QUOTATION MARK}')"
 
 
-def command(*words, **around):
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **around},
-        capture_output=True,
-        timeout=100,
-    )
-
-
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_signs_that_a_terminal_lacks_are_replaced(encoding):
     program = f"from fedapps.surroundings import settle; settle(); {SAY}"
-    done = command("-c", program, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stdout) == (0, b"fedapps ?A?\n")
+    assert printed("-c", program, PYTHONIOENCODING=encoding) == "fedapps ?A?\n"
 
 
 def test_closed_streams_and_readers_that_leave_are_no_crash():
@@ -74,14 +64,16 @@ def test_caches_are_in_the_temporary_folder_where_a_home_cannot_be_written_to(
 
 def test_no_folder_at_all_is_one_line(around, tmp_path):
     (tmp_path / f"fedapps-{os.getuid()}").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="is another user's: set FEDAPPS_CACHE and HF_HOME"):
-        around(HOME="/nowhere")
+    refused(
+        lambda: around(HOME="/nowhere"),
+        "is another user's: set FEDAPPS_CACHE and HF_HOME",
+        UserError,
+    )
 
 
 def test_a_path_of_a_user_who_is_not_there_is_one_line():
-    done = command("-m", "fedapps", "run", "num-rounds=1", "--out", "~nobody-here/out")
-    last = done.stderr.decode().splitlines()[-1]
-    assert (done.returncode, last) == (
+    done = fedapps("run", "num-rounds=1", "--out", "~nobody-here/out")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
         2,
         "fedapps: ~nobody-here/out: there is no such user, or no home: write the whole path",
     )

@@ -30,8 +30,7 @@ def anchor(heading: str) -> str:
 
 
 def test_the_pages_are_what_the_experiments_say():
-    texts = {INDEX: index(papers(ROOT)), CHART: chart(papers(ROOT))}
-    for name, text in texts.items():
+    for name, text in {INDEX: index(papers(ROOT)), CHART: chart(papers(ROOT))}.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run: make generate"
     for paper in papers(ROOT):
         page = (RESULTS / paper.page).read_text(encoding="utf-8")

@@ -8,8 +8,6 @@ from tests.helpers import ROOT
 from tools import fingerprints
 from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint
 
-EXPERIMENTS = ROOT / "experiments"
-
 
 def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
     known = json.loads(FILE.read_text(encoding="utf-8"))
@@ -49,7 +47,7 @@ def test_a_number_has_moved_if_it_differs_or_goes(new, moved):
 def test_another_default_moves_the_numbers_of_the_tree(sweep, run, key, value):
     name, config = next(
         (name, config)
-        for name, config in cut_runs(EXPERIMENTS / f"{sweep}.toml").items()
+        for name, config in cut_runs(ROOT / "experiments" / f"{sweep}.toml").items()
         if run in name
     )
     known = json.loads(FILE.read_text(encoding="utf-8"))[f"{sweep} {name}"]

@@ -54,14 +54,6 @@ def adapted(*arguments):
     return main(["adapt", *map(str, arguments)])
 
 
-def error_of(capsys, *arguments):
-    """Run the command with bad input and return its one-line error."""
-    assert adapted(*arguments) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    return error
-
-
 def loss_of(path, x, y):
     net = build_model("mlp", (1, 8, 8), 10, 1)
     net.load_state_dict(load_file(path))
@@ -69,10 +61,12 @@ def loss_of(path, x, y):
         return float(torch.nn.functional.cross_entropy(net.eval()(x), y))
 
 
-def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model, tmp_path, capsys):
+def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(
+    model, tmp_path, capsys, error_of
+):
     data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
     out.write_text("precious")
-    assert "add --overwrite" in error_of(capsys, model, "--data", data, "--out", out)
+    assert "add --overwrite" in error_of("adapt", model, "--data", data, "--out", out)
     assert out.read_text() == "precious"
     assert adapted(model, "--data", data, "--out", out, "--epochs", 4, "--overwrite") == 0
     printed = capsys.readouterr().out
@@ -85,8 +79,7 @@ def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model
     with np.load(data / "train.npz") as file:
         x, y = map(torch.from_numpy, (file["image"], file["label"]))
     assert loss_of(out, x, y) < 0.7 * loss_of(model, x, y)
-    again = tmp_path / "again.safetensors"
-    assert adapted(out, "--data", data, "--epochs", 1, "--out", again) == 0
+    assert adapted(out, "--data", data, "--epochs", 1, "--out", tmp_path / "again.safetensors") == 0
 
 
 @pytest.mark.parametrize("rate", ["1", "1e4"])  # a larger loss, and NaN
@@ -142,7 +135,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     assert client.score(data.test) == result.after
 
 
-def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
+def test_errors_about_model_and_data_are_one_line(model, tmp_path, error_of):
     data, small = site(tmp_path / "mine", [1, 2]), site(tmp_path / "small", [1, 2], size=6)
     for name in ("empty", "other"):
         (tmp_path / name).mkdir()
@@ -160,10 +153,10 @@ def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
         ([model, "--data", data, "--validation", "0.9"], "--validation 0.9"),
         ([tmp_path / "text.safetensors", "--data", data], "is not a safetensors file"),
     ):
-        assert message in error_of(capsys, *arguments)
+        assert message in error_of("adapt", *arguments)
 
 
-def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
+def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, error_of):
     data, arrays = site(tmp_path / "mine", [1, 2]), load_file(model)
     with safe_open(model, "pt") as file:
         metadata = file.metadata()
@@ -187,7 +180,7 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     ):
         tensors = {k: v for k, v in given.items() if isinstance(v, torch.Tensor)}
         save_file({**arrays, **tensors}, made, metadata if tensors else given)
-        assert message in error_of(capsys, made, "--data", data, "--out", out)
+        assert message in error_of("adapt", made, "--data", data, "--out", out)
     assert not out.exists()
     save_file(arrays, made, {SETTINGS: json.dumps({**own, "out": "/x", "dp.delta": 1})})
     assert read_model(made)[2].out == ""
@@ -210,18 +203,18 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     rows = [f"{age},{'ab'[age % 2]},{int(age > 50)}" for age in rng.integers(20, 80, 80)]
     (tmp_path / "rows.csv").write_text("\n".join(["age,kind,sick", *rows]) + "\n")
     out = tmp_path / "out.safetensors"
-    data = tmp_path / "rows.csv"
-    assert adapted(tmp_path / "m.safetensors", "--data", data, "--out", out) == 0
+    assert adapted(tmp_path / "m.safetensors", "--data", tmp_path / "rows.csv", "--out", out) == 0
     with safe_open(out, "pt") as file:
         assert float(file.metadata()["accuracy"]) > 0.8
 
 
-def test_a_site_adapts_the_model_of_a_csv_with_the_runs_input_scale(tmp_path, monkeypatch, capsys):
+def test_a_site_adapts_the_model_of_a_csv_with_the_runs_input_scale(
+    tmp_path, monkeypatch, capsys, error_of
+):
     """Inputs of the run were scaled by the sums over all clients. The site's file has
     another scale, and columns that the net does not take.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     draw = np.random.default_rng(0)
     rows = [
         f"{ward},{100 + shift + 6 * y + draw.normal()},{5 + draw.normal()},{y}"
@@ -244,5 +237,5 @@ def test_a_site_adapts_the_model_of_a_csv_with_the_runs_input_scale(tmp_path, mo
     assert scale.mean.reshape(-1)[0] == pytest.approx(105, abs=3)
     del metadata["mean"]
     save_file(arrays, tmp_path / "bare.safetensors", metadata)
-    said = error_of(capsys, "bare.safetensors", "--data", "bern.csv")
+    said = error_of("adapt", "bare.safetensors", "--data", "bern.csv")
     assert "mean of the inputs is missing" in said

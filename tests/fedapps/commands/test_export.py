@@ -25,8 +25,8 @@ from tests.helpers import clients_of, lacking, refused, summary_of
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [
     "num-rounds=3",
-    "num-clients=6",
-    "clients-per-round=3",
+    "num-clients=4",
+    "clients-per-round=2",
     "data.partition=dirichlet",
     "data.alpha=0.5",
     "train.local-epochs=1",
@@ -44,11 +44,6 @@ def reported(folder):
     return {int(row["client"]): float(row["accuracy"]) for row in clients_of(folder)}
 
 
-def accuracy(net, data):
-    with torch.no_grad():
-        return float((net(data.x).argmax(1) == data.y).float().mean())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["shared", "shrunk"])
 def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chose_it(
@@ -61,7 +56,7 @@ def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chos
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
     assert run(folder, "method=superfed-mm", *more) == 0
     rows = clients_of(folder)
-    assert len(rows) == 6
+    assert len(rows) == 4
     for row in rows:
         _, known, _ = exported(folder, int(row["client"]))
         assert known["accuracy"] == pytest.approx(float(row["accuracy"]))
@@ -91,7 +86,8 @@ def test_files_have_the_reported_accuracy_in_plain_pytorch(method, tmp_path, cap
         assert main(["export", str(folder), "--client", str(client), "--out", str(out)]) == 0
         net = task.model_fn(1)
         net.load_state_dict(load_file(out))
-        found = accuracy(net.eval(), task.client_data(client, 6).test)
+        data = task.client_data(client, 4).test
+        found = float((net.eval()(data.x).argmax(1) == data.y).float().mean())
         assert found == pytest.approx(reported_accuracy, abs=1e-6), client
         with safe_open(out, "pt") as file:
             known = file.metadata()
@@ -142,28 +138,20 @@ def test_a_method_around_another_one_is_exported_like_it(wrapped, status, tmp_pa
         client, _, tensors = exported(folder, 2)
         client.model.load_state_dict(tensors)
         x = client.data.test.x
-        found = torch.export.load(program).module()(x)
-        torch.testing.assert_close(found, client.model.eval()(x))
+        torch.testing.assert_close(torch.export.load(program).module()(x), client.model.eval()(x))
 
 
-def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, capsys):
-    def error_of(folder, client=1):
-        assert main(["export", str(folder), "--client", str(client)]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    assert "holds no finished run" in error_of(tmp_path)
+def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, error_of):
+    assert "holds no finished run" in error_of("export", tmp_path, "--client", 1)
     assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
-    capsys.readouterr()
-    assert "its personal model was not saved" in error_of(tmp_path / "a")
-    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in error_of(
-        tmp_path / "a", 77
-    )
+    for client, said in (
+        (1, "its personal model was not saved"),
+        (77, "has no scores of this client: choose one of 0, 1, 2, 3"),
+    ):
+        assert said in error_of("export", tmp_path / "a", "--client", client)
     boost = ["run", "--engine", "inline", "method=fedboost", "num-rounds=1"]
     assert main([*boost, "--out", str(tmp_path / "b")]) == 0
-    capsys.readouterr()
-    assert "method = 'fedboost'" in error_of(tmp_path / "b")
+    assert "method = 'fedboost'" in error_of("export", tmp_path / "b", "--client", 1)
     assert summary_of(tmp_path / "b")["status"] == "completed"
 
 
@@ -177,7 +165,6 @@ needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.joi
 def run_table(tmp_path, monkeypatch):
     """Return a function that runs a method on a csv of two sites."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     draw = np.random.default_rng(0)
     rows = [
         f"{ward},{100 + 6 * y + draw.normal()},{draw.normal()},{'abc'[draw.integers(3)]},{y}"
@@ -194,12 +181,9 @@ def run_table(tmp_path, monkeypatch):
     return run
 
 
-def test_without_the_packages_one_line_says_how_to_install_them(capsys, monkeypatch):
+def test_without_the_packages_one_line_says_how_to_install_them(error_of, monkeypatch):
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: None)
-    assert main(["export", "r", "--format", "onnx"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "pip install 'fedapps[onnx]'" in error
+    assert "pip install 'fedapps[onnx]'" in error_of("export", "r", "--format", "onnx")
 
 
 @needs_onnx
@@ -232,17 +216,17 @@ def test_the_file_takes_raw_samples(task, scaling, run_table, tmp_path):
     found = session.run(None, {"input": raw.reshape(-1, *shape)})[0]
     np.testing.assert_allclose(found, want, atol=1e-5)
     assert len(np.unique(found.round(4), axis=0)) == 4
-    status = main(["export", "r", "--format", "onnx"])
-    assert status == (2 if scaling == "client" else 0)
+    assert main(["export", "r", "--format", "onnx"]) == (2 if scaling == "client" else 0)
     assert (tmp_path / "r" / "global.onnx").exists() == (scaling == "sums")
 
 
 @needs_onnx
-def test_a_file_that_computes_something_else_is_not_kept(run_table, capsys, monkeypatch, tmp_path):
+def test_a_file_that_computes_something_else_is_not_kept(
+    run_table, error_of, monkeypatch, tmp_path
+):
     assert run_table("method=fedavg") == 0
     monkeypatch.setattr(onnx_file, "TOLERANCE", -1.0)
-    assert main(["export", "r", "--format", "onnx"]) == 2
-    assert "other outputs" in capsys.readouterr().err
+    assert "other outputs" in error_of("export", "r", "--format", "onnx")
     assert not list((tmp_path / "r").glob("*.onnx*"))
 
 

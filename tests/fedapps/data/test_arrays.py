@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks import tables
 from fedapps.data.images import read_samples
 from fedapps.data.local_files import arrow_table
 from fedapps.data.options import DataOptions
@@ -21,7 +22,7 @@ from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
-from tests.helpers import refused
+from tests.helpers import clients_of, refused, run_inline
 
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 
@@ -174,11 +175,10 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
     x, y, _ = windows()
     np.savez(tmp_path / "all.npz", windows=x, label=y)
     assert np.array_equal(read(tmp_path / "all.npz").x, x[:, :, None])
-    objects = np.array([{}] * 3, object)
     for columns, message in (
         ({"windows": x, "label": y[:-1]}, r"arrays differ in length \(windows 60, label 59\)"),
         (
-            {"windows": objects, "label": y[:3]},
+            {"windows": np.array([{}] * 3, object), "label": y[:3]},
             r"odd.npz': cannot be read, it must hold plain arrays \(Object arrays cannot",
         ),
     ):
@@ -190,10 +190,9 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
 
 
 def har(tmp_path, **more):
-    source = more.get("data.source") or write(tmp_path / "har", table(*windows(300)))
     config = {
         "task": "classification",
-        "data.source": source,
+        "data.source": more.get("data.source") or write(tmp_path / "har", table(*windows(300))),
         "data.partition": "natural",
         "data.natural-id": "subject",
     }
@@ -291,6 +290,19 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
 
 
 # Nets
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_nets_learn_from_windows_of_sensors_by_person(method, tmp_path):
+    tables.write(tmp_path / "set", tables.windows((3, 5, 8, 11, 20, 27), 240, steps=32))
+    job = har(tmp_path, **{"data.source": str(tmp_path / "set"), "method": method})
+    steps = {"num-rounds": 3, "train.local-epochs": 2, "train.learning-rate": 0.05}
+    summary = run_inline(tmp_path / "out", **job, **steps)
+    assert summary["accuracy-mean"] > 0.4, "of six classes, after three rounds"
+    assert len(clients_of(tmp_path / "out")) == 6
+    assert 'name = "cnn-1d"' in (tmp_path / "out" / "settings.toml").read_text(), (
+        "the net that auto stands for is on record"
+    )
 
 
 def test_the_net_follows_the_shape(tmp_path):

@@ -21,10 +21,9 @@ def test_mixtures_that_are_equal_apart_and_between():
 
 def test_all_pairs_are_compared():
     counts = np.random.default_rng(0).integers(1, 20, (6, 4))
-    mixtures = counts / counts.sum(1, keepdims=True)
     pairs = [
         sum(min(a, b) for a, b in zip(p, q, strict=True))
-        for p, q in itertools.combinations(mixtures, 2)
+        for p, q in itertools.combinations(counts / counts.sum(1, keepdims=True), 2)
     ]
     np.testing.assert_allclose(common_share(counts), (np.mean(pairs), min(pairs), max(pairs)))
     assert common_share(np.ones((10 * MOST, 2), int)) == (1, 1, 1)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -147,8 +147,7 @@ def test_second_read_does_not_decode(folder, monkeypatch):
 
 def test_changed_files_are_read_anew(folder):
     read_samples(DataOptions(source=folder))
-    one = {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}
-    write_parquet(Path(folder), one, IMAGES)
+    write_parquet(Path(folder), {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}, IMAGES)
     assert len(read_samples(DataOptions(source=folder)).labels) == 1
 
 
@@ -199,16 +198,8 @@ def test_nothing_is_seen_before_it_is_complete(monkeypatch):
 
 def test_writers_do_not_disturb_each_other():
     arrays = {"pixels": np.arange(200_000)}
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(cache.save("key", arrays, {"n": 1})))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 8
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: cache.save("key", arrays, {"n": 1}), range(8)))
     assert all(np.array_equal(entry[0]["pixels"], arrays["pixels"]) for entry in results)
     assert [path.name for path in cache.folder().iterdir()] == ["key"]
 

@@ -91,6 +91,15 @@ def test_another_shape_is_resized_only_when_asked(tmp_path):
         ),
         ({"ffgb-distill.mu": 0.5}, "ffgb-distill.step = 10, mu = 0.5"),
         ({"task": "tabular"}, "task = 'tabular': this method runs on classification, digits"),
+        *(
+            ({"method": "warm-start", **halves}, message)
+            for halves, message in (
+                ({"warm-start.then": "warm-start"}, r"warm-start\.then = 'warm-start': "),
+                ({"warm-start.first": "fedfw"}, r"warm-start\.first = 'fedfw': "),
+                ({"task": "tabular"}, r"warm-start\.first = 'ffgb-distill': task = 'tabular'"),
+                ({"feddyn.alpha": 0.0, "warm-start.then": "feddyn"}, r"feddyn\.alpha = 0"),
+            )
+        ),
     ],
 )
 def test_mistakes_are_said_before_a_run_starts(settings, message):
@@ -115,6 +124,23 @@ def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path):
     assert not lacking((out / "settings.toml").read_text(), 'method = "warm-start"', *kept)
 
 
+@pytest.mark.slow
+def test_fedavg_and_then_fine_tuning_is_fine_tuning(tmp_path):
+    """Fine-tuning trains like FedAvg, so from the second half on the two are equal;
+    until then clients use the common model.
+    """
+    job = {"num-rounds": 4, "evaluate-every": 1, "num-clients": 6, "clients-per-round": 3}
+    job |= {"train.local-epochs": 1, "data.max-samples": 600, "checkpoint-every": 0}
+    halves = {"warm-start.first": "fedavg", "warm-start.rounds": 2, "warm-start.then": "finetune"}
+    run_inline(tmp_path / "finetune", method="finetune", **job)
+    run_inline(tmp_path / "halves", method="warm-start", **job, **halves)
+    whole, found = (
+        [row["evaluate"] for row in rounds_of(tmp_path / name)] for name in ("finetune", "halves")
+    )
+    assert found[2:] == whole[2:]
+    assert found[1]["accuracy-mean"] < whole[1]["accuracy-mean"]
+
+
 @pytest.mark.parametrize(
     ("config", "stored"),
     [
@@ -126,16 +152,3 @@ def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path):
 )
 def test_only_methods_that_distil_store_the_public_table(config, stored):
     assert any(key.startswith("public.") for key in read_settings(config).flat()) == stored
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"warm-start.then": "warm-start"}, r"warm-start\.then = 'warm-start': "),
-        ({"warm-start.first": "fedfw"}, r"warm-start\.first = 'fedfw': "),
-        ({"task": "tabular"}, r"warm-start\.first = 'ffgb-distill': task = 'tabular'"),
-        ({"feddyn.alpha": 0.0, "warm-start.then": "feddyn"}, r"feddyn\.alpha = 0"),
-    ],
-)
-def test_mistakes_about_the_halves(settings, message):
-    refused(lambda: read_settings({"method": "warm-start", **settings}), message, UserError)

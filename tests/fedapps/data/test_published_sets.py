@@ -2,8 +2,6 @@
 read with the settings of their experiments.
 """
 
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pytest
@@ -17,9 +15,8 @@ from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 from tests.data_folders import write_parquet
-from tests.helpers import refused
+from tests.helpers import ROOT, refused
 
-EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 TEXT = datasets.Value("string")
 FACES = """
 5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair Blurry
@@ -35,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_caches")
 
 def experiment(name, source, **more):
     """Return the settings of an experiment on a folder in place of the hub's set."""
-    config = read_toml(EXPERIMENTS / "aaggff" / f"{name}.toml")
+    config = read_toml(ROOT / "experiments" / "aaggff" / f"{name}.toml")
     own = {"data.source": source, "num-clients": 0, "clients-per-round": 1, "method": "fedavg"}
     return config | own | {"device": "cpu"} | more
 

@@ -16,11 +16,9 @@ from fedapps.data.columns import MAX_GROUPS, grouped
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import thinned
-from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute, with_folder
+from fedapps.runs.execution import execute_inline, with_folder
 from fedapps.settings.reading import read_settings
 from tests.data_folders import write_parquet
 from tests.helpers import refused, rounds_of, rows_of
@@ -47,20 +45,21 @@ def run(tmp_path, clients, **config):
     job = {"num-clients": clients, "clients-per-round": 0, "num-rounds": 2}
     settings = read_settings(job | {"train.local-epochs": 1} | config)
     settings = with_folder(settings, tmp_path / "run")
-    summary = execute(settings, InlineGrid(app, clients, settings.flat()))
+    summary = execute_inline(settings)
     return settings, summary, {row["group"]: row for row in rows_of(tmp_path / "run/groups.csv")}
-
-
-NAN = float("nan")
-LIMITS = ("below 40", "40 to below 60.5", "from 60.5")
 
 
 @pytest.mark.parametrize(
     ("values", "edges", "codes", "names"),
     [
         (["m", "f", None, "m"], (), [1, 0, -1, 1], ("f", "m")),
-        ([1.0, 0.0, NAN, 1.0], (), [1, 0, -1, 1], ("0", "1")),
-        ([39, 40, None, 60.4, 60.5, 99], (40.0, 60.5), [0, 1, -1, 1, 2, 2], LIMITS),
+        ([1.0, 0.0, np.nan, 1.0], (), [1, 0, -1, 1], ("0", "1")),
+        (
+            [39, 40, None, 60.4, 60.5, 99],
+            (40.0, 60.5),
+            [0, 1, -1, 1, 2, 2],
+            ("below 40", "40 to below 60.5", "from 60.5"),
+        ),
     ],
 )
 def test_values_are_groups_in_order_and_a_missing_one_is_in_none(values, edges, codes, names):

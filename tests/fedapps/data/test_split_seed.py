@@ -244,8 +244,7 @@ def test_folds_of_a_table_have_their_shares_of_every_class():
         share = labels[np.concatenate(folds[0])].mean()
         for part in (0, 1, 2):
             for fold in folds:
-                wanted = share * len(fold[part])
-                assert labels[fold[part]].sum() == pytest.approx(wanted, abs=1.01)
+                assert labels[fold[part]].sum() == pytest.approx(share * len(fold[part]), abs=1.01)
 
 
 def test_rows_of_a_person_share_a_fold_and_a_part():

@@ -21,7 +21,6 @@ PARSERS = {
     "flower-superlink": _parse_args_run_superlink,
     "flower-supernode": _parse_args_run_supernode,
 }
-UNITS = sorted((ROOT / "deploy").glob("*.service"))
 
 
 def checked(words):
@@ -45,7 +44,9 @@ def unit(path):
     return parser
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deploy").glob("*.service")), ids=lambda path: path.stem
+)
 def test_units_start_flower_with_options_that_it_has(path):
     sections = unit(path)
     assert sections.sections() == ["Unit", "Service", "Install"]
@@ -92,8 +93,7 @@ def test_compose_file_is_whole():
 
 
 def test_the_page_says_what_leaves_a_site_for_every_method():
-    page = (ROOT / "docs" / "deployment.md").read_text()
-    table = page.split("## What leaves a site")[1]
+    table = (ROOT / "docs" / "deployment.md").read_text().split("## What leaves a site")[1]
     named = [
         name
         for line in table.splitlines()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fedapps.engines.processes import end_marked
 from fedapps.runs import installed_app
 from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
+from tests.helpers import eventually
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported much"
@@ -70,9 +70,7 @@ def world(tmp_path, monkeypatch):
         "client_program:main",
     ]
     keeper = subprocess.Popen(command)
-    while not socket.exists():
-        assert keeper.poll() is None
-        time.sleep(0.01)
+    eventually(socket.exists)
     yield tmp_path, socket, program, keeper
     keeper.kill()
     keeper.wait()
@@ -157,10 +155,7 @@ def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_p
             [folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60
         )
         assert "Run a Flower ClientApp" in done.stdout
-        for _ in range(600):
-            if (folder / "socket").exists():
-                break
-            time.sleep(0.1)
+        eventually((folder / "socket").exists)
         again = subprocess.run(
             [folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60
         )

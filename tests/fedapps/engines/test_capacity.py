@@ -19,7 +19,6 @@ from fedapps.engines.flower import Resources
 from fedapps.errors import UserError
 from tests.helpers import refused
 
-SHARES = (0.1, 0.2, 0.25, 0.3, 1 / 3, 0.33, 0.39, 0.4, 0.45, 0.5, 0.6, 0.9, 1.0)
 CLUSTERS = (
     [Machine(64, 1)],
     [Machine(64, 2)],
@@ -42,7 +41,9 @@ def nodes(monkeypatch):
 
 
 @pytest.mark.parametrize("machines", CLUSTERS)
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    "share", [0.1, 0.2, 0.25, 0.3, 1 / 3, 0.33, 0.39, 0.4, 0.45, 0.5, 0.6, 0.9, 1.0]
+)
 def test_flower_starts_as_many_workers_as_fit_on_the_gpus(share, machines, nodes):
     """Flower's own count, with the number that Flower is told, in 32 bits."""
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources

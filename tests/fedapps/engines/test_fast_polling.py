@@ -95,8 +95,7 @@ def clock(monkeypatch):
 def answered(clock, arrivals, timeout=None, **more):
     """Return what is answered; "!" marks errors."""
     slow = Slow(clock, arrivals, **more)
-    messages = slow.messages(*arrivals)
-    return told(PollingGrid(slow).send_and_receive(messages, timeout=timeout))
+    return told(PollingGrid(slow).send_and_receive(slow.messages(*arrivals), timeout=timeout))
 
 
 def told(replies):

@@ -304,8 +304,7 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
 def test_a_message_for_many_is_one_a_site_and_no_value_of_the_column_leaves_it(sites, monkeypatch):
     settings = read_settings(JOB | {"sites.client": "ward", "out": ""})
     seen = exchanged(monkeypatch)
-    grid = ClientGrid(GatewayGrid(nodes(settings, sites[0])), num_clients=5)
-    assert len(grid.wait()) == 5
+    assert len(ClientGrid(GatewayGrid(nodes(settings, sites[0])), num_clients=5).wait()) == 5
     # the question of each site; one client is asked who it is, then the others
     assert [kind for kind, *_ in seen] == ["query.clients"] * 2 + [MANY] * 3
     assert [len(unpack(sent)[1]) for _, sent, _ in seen[2:]] == [1, 3, 1]

@@ -18,7 +18,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import ClientGrid, FedAvg
 from fedapps.strategies.base.messages import content_bytes
-from tests.helpers import EchoClient, arrays_of, exchanged, outcome_of, refused, simulate
+from tests.helpers import EchoClient, arrays_of, exchanged, outcome_of, play, refused, simulate
 
 START = {"w": np.zeros(200, np.float32)}
 JOB = {
@@ -122,16 +122,9 @@ def counting_grid(nodes, clients, **options):
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_what_one_client_raises_is_its_own_failure_and_its_state_stays_the_one_before(nodes):
-    rounds = []
-    result = simulate(
-        FedAvg(),
-        None,
-        5,
-        START,
-        3,
-        grid=ClientGrid(counting_grid(nodes, 5)),
-        callbacks=[rounds.append],
-    )
+    grid = counting_grid(nodes, 5)
+    result = play(FedAvg(), None, 5, START, 3, inner=lambda *_: grid)
+    rounds = result.seen
     np.testing.assert_array_equal(arrays_of(result)["w"], 3.0)
     assert [r.trained.clients for r in rounds] == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 1, 2, 3, 4]]
     (failure,) = [f for r in rounds for f in r.failures]
@@ -146,17 +139,9 @@ def test_what_one_client_raises_is_its_own_failure_and_its_state_stays_the_one_b
 
 
 def test_the_shared_model_travels_once_a_node_and_both_counts_are_told():
-    rounds = []
-    simulate(
-        FedAvg(),
-        None,
-        50,
-        START,
-        1,
-        grid=ClientGrid(counting_grid(2, 50)),
-        callbacks=[rounds.append],
-    )
-    trained, model = rounds[0].trained, 4 * 200
+    grid = counting_grid(2, 50)
+    result = play(FedAvg(), None, 50, START, inner=lambda *_: grid)
+    trained, model = result.seen[0].trained, 4 * 200
     assert trained.bytes_down > 50 * model
     assert trained.travel.messages == 2
     assert 2 * model < trained.travel.down < 2 * model + 50 * 200
@@ -201,18 +186,11 @@ def test_what_a_node_garbles_costs_its_clients_and_no_others():
     genuine = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
     client_app = ClientApp()
     client_app.query("many")(garbled)
-    inner, rounds = InlineGrid(client_app, 2), []
-    simulate(
-        FedAvg(),
-        None,
-        6,
-        START,
-        1,
-        grid=ClientGrid(NodeGrid(inner, 6, inner.get_node_ids())),
-        callbacks=[rounds.append],
-    )
-    assert len(rounds[0].trained.clients) == 3
-    assert all("cannot be read" in failure.reason for failure in rounds[0].failures)
+    inner = InlineGrid(client_app, 2)
+    grid = NodeGrid(inner, 6, inner.get_node_ids())
+    (only,) = play(FedAvg(), None, 6, START, inner=lambda *_: grid).seen
+    assert len(only.trained.clients) == 3
+    assert all("cannot be read" in failure.reason for failure in only.failures)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +259,11 @@ def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not
 def test_a_simulation_whose_workers_never_start_is_an_error_and_no_wait_for_more_nodes():
     grid = echo_grid(3, 3).grid
     grid.send_and_receive = lambda messages, timeout: []
-    with pytest.raises(TimeoutError, match="no node of the simulation answered within 7 s"):
-        shared(grid, 12, patience=7)
+    refused(
+        lambda: shared(grid, 12, patience=7),
+        "no node of the simulation answered within 7 s",
+        TimeoutError,
+    )
 
 
 def test_a_part_without_a_client_is_not_run():

@@ -6,13 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from fedapps.engines import processes
 from fedapps.errors import UserError
-from tests.helpers import refused
+from tests.helpers import eventually, refused
 
 pytestmark = pytest.mark.slow
 
@@ -70,10 +69,7 @@ def test_a_guard_cleans_up_after_a_process_that_was_killed(tmp_path):
         os.killpg(parent.pid, signal.SIGKILL)  # with all that is in its group
         parent.communicate()
         orphan.wait(30)
-        deadline = time.monotonic() + 30
-        while folder.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert not folder.exists()
+        eventually(lambda: not folder.exists())
 
 
 def test_ports():

@@ -12,6 +12,7 @@ import pytest
 from fedapps.engines import programs
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
 from fedapps.engines.programs import SUPEREXEC, environment_of, make_superexec
+from tests.helpers import eventually
 
 SAID = """INFO :      Starting Flower SuperExec
 Traceback (most recent call last):
@@ -56,16 +57,9 @@ def starts(folder):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
     process = parent(0)
-    wait_for(lambda: len(starts(tmp_path)) > 2)
+    eventually(lambda: len(starts(tmp_path)) > 2)
     assert set(starts(tmp_path)) == {"--parent-pid 7"}
     assert process.poll() is None
     assert (
@@ -81,7 +75,7 @@ def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
         time.sleep(1)
         return before == count
 
-    wait_for(quiet)
+    eventually(quiet)
 
 
 def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
@@ -89,8 +83,7 @@ def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
 
 
 def test_flower_finds_it_before_the_program_itself(tmp_path):
-    environment = environment_of(tmp_path)
-    assert shutil.which(SUPEREXEC, path=environment["PATH"]) == str(
+    assert shutil.which(SUPEREXEC, path=environment_of(tmp_path)["PATH"]) == str(
         tmp_path / "programs" / SUPEREXEC
     )
 

@@ -14,6 +14,7 @@ from fedapps.engines import wall
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import HOLD, NoWall, Wall
 from fedapps.errors import UserError
+from tests.helpers import lacking, reached, refused
 
 WALL = pytest.mark.skipif(bool(wall.no_wall_reason()), reason=f"no wall: {wall.no_wall_reason()}")
 SERVER = """
@@ -32,17 +33,6 @@ def built():
     yield Wall.of(holder.pid, lambda: first, lambda: True)
     holder.kill()
     holder.communicate()
-
-
-def reached(port):
-    """Return whether a process of this machine that knows nothing but the number gets
-    through.
-    """
-    try:
-        socket.create_connection(("127.0.0.1", port), 2).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 @WALL
@@ -81,13 +71,11 @@ def test_a_deployment_whose_wall_has_fallen_is_not_mistaken_for_one_without(tmp_
         with pytest.raises(ConnectionRefusedError):
             made.connect(2)
         assert not made.healthy()
-        with pytest.raises(UserError, match=r"no connection \(connection refused\)"):
-            made.check()
+        refused(lambda: made.check(), r"no connection \(connection refused\)", UserError)
         for start in (made.sites["a"].launch, made.start_superlink):
-            with pytest.raises(
-                NoWall, match=r"the deployment is not running: start it with `fedapps deploy up"
-            ):
-                start()
+            refused(
+                start, r"the deployment is not running: start it with `fedapps deploy up", NoWall
+            )
     assert marked(made.mark) == []
     assert Deployment.open(tmp_path / "d").holder is not None
 
@@ -138,8 +126,7 @@ def test_others_who_are_logged_in_are_named_where_there_is_no_wall(monkeypatch):
         "warning: other users are logged in (anna, ben). Every process of this machine can reach "
         "the SuperLink"
     )
-    assert "(Operation not permitted)" in warning
-    assert "--engine inline" in warning
+    assert lacking(warning, "(Operation not permitted)", "--engine inline") == []
     assert "(--no-wall)" in wall.decide_wall("--no-wall")[1]
     monkeypatch.setattr(wall, "neighbours", list)
     assert wall.decide_wall() == (False, "")

@@ -23,7 +23,7 @@ from fedapps.engines.processes import Cores
 from fedapps.engines.shared_memory import Segment, pack, unpack
 from fedapps.engines.workers import WorkerGrid
 from fedapps.strategies.base.flower_private import ErrorCode
-from tests.helpers import ROOT
+from tests.helpers import printed
 
 CLIENTS = 7
 
@@ -185,8 +185,7 @@ def test_shared_memory_grows_and_arrays_are_no_part_of_the_pickle():
     segment, other = Segment(), Segment()
     other.close()
     other._open(os.dup(segment.file))
-    secret = np.full(300_000, 7.125)
-    for array in (np.arange(3), secret, np.zeros((0, 2))):
+    for array in (np.arange(3), np.full(300_000, 7.125), np.zeros((0, 2))):
         record = ArrayRecord({"a": Array(array)})
         packed = pack([record, record], segment)
         assert array.size == 0 or array.tobytes() not in packed[0]
@@ -285,6 +284,4 @@ for depth in (1, 70):
     Nested.apply(torch.ones(1, requires_grad=True), depth).backward()
     print(usual_method())
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["fork", "spawn"]
+    assert printed("-c", program).split() == ["fork", "spawn"]

@@ -3,7 +3,6 @@ tables of settings, what runs them.
 """
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -90,20 +89,12 @@ def kind():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(modules):
     """A current folder with modules of the user's, the last of which is only imported
     where a client is made.
     """
-    for name, text in {
-        "my_code": CODE,
-        "my_client": CLIENT,
-        "my_lazy": "from fedapps.clients import FedAvgClient\n",
-    }.items():
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    return tmp_path
+    lazy = "from fedapps.clients import FedAvgClient\n"
+    return modules(my_code=CODE, my_client=CLIENT, my_lazy=lazy)
 
 
 def settings(*pairs, **given):
@@ -139,15 +130,14 @@ def test_its_options_are_a_table_of_settings(folder):
         refused(call, message, UserError)
 
 
-def test_the_settings_command_explains_it(folder, capsys):
+def test_the_settings_command_explains_it(folder, capsys, error_of):
     assert main(["settings", "my_code:METHOD"]) == 0
     assert capsys.readouterr().out.startswith(
         "own.pull: number, default 0.5, [0, 1]\n    how far the server steps\n"
     )
     assert main(["settings", "my_code:TASK"]) == 0
     assert "mine.size: whole number" in capsys.readouterr().out
-    assert main(["settings", "my_code:BARE"]) == 2
-    assert "has no options, so there is nothing to explain" in capsys.readouterr().err
+    assert "has no options, so there is nothing to explain" in error_of("settings", "my_code:BARE")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +207,7 @@ def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
     assert set(files) <= set(listed["fab-include"])
 
 
-def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys):
+def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys, error_of):
     Path("grid.toml").write_text(
         'method = ["my_code:METHOD", "fedavg"]\nown.pull = [0.25, 0.75]\nnum-rounds = '
         "1\nnum-clients = 2\nclients-per-round = 0\n"
@@ -229,8 +219,8 @@ def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys):
     for name in ("my_code-METHOD_pull-0.25", "my_code-METHOD_pull-0.75", "fedavg"):
         assert re.search(rf"{re.escape(name)}\b", out), out
     assert out.count("my_code-METHOD_") == 2
-    assert main(["sweep", "grid.toml", "own.pull=[2.0]", "--dry-run"]) == 2
-    assert "own.pull = 2.0: choose a value in [0, 1]" in capsys.readouterr().err
+    said = error_of("sweep", "grid.toml", "own.pull=[2.0]", "--dry-run")
+    assert "own.pull = 2.0: choose a value in [0, 1]" in said
     Path("grid.toml").write_text('method = ["my_code:METHOD"]\nown.pul = [1]\n')
-    assert main(["sweep", "grid.toml", "--dry-run"]) == 2
-    assert "unknown setting 'own.pul': did you mean 'own.pull'" in capsys.readouterr().err
+    said = error_of("sweep", "grid.toml", "--dry-run")
+    assert "unknown setting 'own.pul': did you mean 'own.pull'" in said

@@ -19,32 +19,24 @@ NAMED = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, modules):
     """A finished run as the current folder, and code in it that leaves a trace."""
     run_inline(tmp_path, **{"num-clients": 2, "num-rounds": 1})
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield tmp_path
-    sys.modules.pop("evil", None)
+    return modules(evil=f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
 
 
 @pytest.mark.parametrize("key", list(NAMED))
-def test_code_of_a_foreign_folder_is_not_executed(folder, key, capsys):
+def test_code_of_a_foreign_folder_is_not_executed(folder, key, error_of):
     settings = (folder / "settings.toml").read_text()
     table, _, name = key.rpartition(".")
     lines = [line for line in settings.splitlines() if not line.startswith(f"{name} = ")]
     head = f"[{table}]" if table else ""
     if head and head not in lines:
         lines.append(head)
-    place = lines.index(head) + 1 if head else 0
-    lines.insert(place, f'{name} = "{NAMED[key]}"')
+    lines.insert(lines.index(head) + 1 if head else 0, f'{name} = "{NAMED[key]}"')
     (folder / "settings.toml").write_text("\n".join(lines))
-    capsys.readouterr()
     for words in (["export", "."], ["export", ".", "--client", "0"], ["run", "--resume"]):
-        assert main([*words, *(["--out", "."] if words[0] == "run" else [])]) == 2
-        said = capsys.readouterr().err
-        assert said == (
+        assert error_of(*words, *(["--out", "."] if words[0] == "run" else [])) == (
             f"fedapps: settings.toml: {key} = {NAMED[key]!r} is code: {folder / 'evil.py'} would "
             "be executed: add --trust if you trust it\n"
         )

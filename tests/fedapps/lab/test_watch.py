@@ -5,13 +5,12 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from fedapps.commands.parser import main
 from fedapps.lab.watch import QUIET, Watch
 from tests.browser import Browser, needs_browser
+from tests.helpers import ROOT, eventually
 
 
 def running(write_run, name="run", rounds=4, planned=10):
@@ -77,25 +76,20 @@ def test_only_the_unfinished_runs_of_a_sweep_are_drawn(write_run):
 
 def test_the_command_ends_with_its_input_and_waits_for_a_run_to_begin(write_run, tmp_path):
     words = [sys.executable, "-m", "fedapps", "watch", str(tmp_path / "run")]
-    root = Path(__file__).parents[3]
     with subprocess.Popen(
-        [*words, "--until-end-of-input"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root
+        [*words, "--until-end-of-input"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     ) as process:
         page = tmp_path / "run" / "report.html"
         assert process.stderr.readline().decode() == f"watch:   {page.as_uri()}\n"
         running(write_run)
-        deadline = time.monotonic() + 60
-        while not page.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        eventually(page.exists)
         assert reloads(page)
     assert process.returncode == 0
     assert not reloads(page)
 
 
-def test_a_folder_without_a_run_is_a_one_line_error(tmp_path, capsys):
-    assert main(["watch", str(tmp_path)]) == 2
-    wanted = r"fedapps: .* holds neither a run nor a sweep.*\n"
-    assert re.fullmatch(wanted, capsys.readouterr().err)
+def test_a_folder_without_a_run_is_a_one_line_error(tmp_path, error_of):
+    assert " holds neither a run nor a sweep" in error_of("watch", tmp_path)
 
 
 @needs_browser

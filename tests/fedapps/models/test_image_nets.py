@@ -15,7 +15,7 @@ from fedapps.clients.base.training import get_arrays, set_arrays, trainable
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets
 from fedapps.models.image_nets import NAMES, build_model
-from tests.helpers import assert_arrays, refused
+from tests.helpers import assert_arrays, refused, seeded
 
 # What runs on images without an extra, and fast.
 IMAGE_NETS = [
@@ -80,14 +80,7 @@ def test_seed_decides_the_weights_and_nothing_else_does(name):
     if name == "mobilevit-xxs":
         pytest.importorskip("timm", reason="needs the extra 'vision'")
     shape = (1, 8, 8) if name in IMAGE_NETS else (3, 64, 64)
-    torch.manual_seed(1)
-    first = build_model(name, shape, 10, seed=5).state_dict()
-    torch.manual_seed(2)
-    state = torch.random.get_rng_state()
-    again = build_model(name, shape, 10, seed=5).state_dict()
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert_arrays(first, again)
-    other = build_model(name, shape, 10, seed=6).state_dict()
+    first, other = seeded(lambda seed: build_model(name, shape, 10, seed).state_dict())
     assert all(not torch.equal(first[key], other[key]) for key in first if first[key].ndim > 1)
 
 
@@ -271,8 +264,7 @@ def test_efficientnet_takes_grey_for_colour_and_scales_as_imagenet():
 def test_every_parameter_learns_and_states_can_be_averaged(name):
     model = build_model(name, AAGGFF[name], 3, seed=0)
     parameters = list(trainable(model).values())
-    outputs = model(torch.rand(4, *AAGGFF[name]))
-    loss = functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0]))
+    loss = functional.cross_entropy(model(torch.rand(4, *AAGGFF[name])), torch.tensor([0, 1, 2, 0]))
     assert all(torch.isfinite(g).all() and g.any() for g in torch.autograd.grad(loss, parameters))
     other = get_arrays(build_model(name, AAGGFF[name], 3, seed=1))
     after = get_arrays(model)

@@ -2,10 +2,7 @@
 weights and its files in the app.
 """
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, refused
+from tests.helpers import assert_arrays, printed, refused, seeded
 
 NETS = """
 import numpy as np
@@ -146,20 +143,12 @@ def dense(shape, width):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(modules):
     """A current folder with two modules of the user's, of which one imports the
     other.
     """
-    (tmp_path / "my_nets.py").write_text(NETS)
-    (tmp_path / "my_layers.py").write_text(LAYERS)
-    (tmp_path / "unused.py").write_text("")
-    (tmp_path / "spoilt.py").write_text("import nowhere_to_be_found\n")
-    (tmp_path / "wrong_syntax.py").write_text("def (:\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    for name in ("my_nets", "my_layers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path
+    broken = {"spoilt": "import nowhere_to_be_found\n", "wrong_syntax": "def (:\n"}
+    return modules(my_nets=NETS, my_layers=LAYERS, unused="", **broken)
 
 
 def net(name, shape=(1, 8, 8), seed=0):
@@ -172,8 +161,7 @@ def test_it_gets_what_it_asks_for_and_no_more(folder):
 
 
 def test_a_net_of_torchvision_by_its_name_there():
-    built = net("torchvision:squeezenet1_1", (3, 64, 64))
-    assert built(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    assert net("torchvision:squeezenet1_1", (3, 64, 64))(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
     for call, message in (
         (
             lambda: net("torchvision:squeezenet1_1", (1, 64, 64)),
@@ -244,10 +232,7 @@ def test_mistakes_are_one_line(folder, name, said):
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["Small", "lazy", "WeightNorm"])
 def test_it_is_found_in_the_current_folder_and_follows_from_the_seed(folder, name):
-    state = torch.random.get_rng_state()
-    first, again, other = (net(f"my_nets:{name}", seed=seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert_arrays(first, again)
+    first, other = seeded(lambda seed: net(f"my_nets:{name}", seed=seed).state_dict())
     assert not all(torch.equal(first[array], other[array]) for array in first)
 
 
@@ -300,14 +285,7 @@ def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
     code = (
         "from fedapps.models.image_nets import build_model as b; b('filed:build', (1, 8, 8), 10, 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder / "elsewhere",
-        env=os.environ | {"PYTHONPATH": str(app)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    printed("-c", code, cwd=folder / "elsewhere", PYTHONPATH=str(app))
     monkeypatch.setattr(beside, "MOST", 2)
     message = "the net reads .*, and at most 2e-06 MB of files are sent"
     refused(lambda: copy_app(folder / "again", sent), message, UserError)

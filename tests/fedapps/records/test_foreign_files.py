@@ -22,16 +22,16 @@ from fedapps.records.rounds import read_rounds, status_of
 from fedapps.toml_text import load_toml, parse_toml
 from tests.helpers import refused
 
-ROW = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "seconds": 0.1}
-SETTINGS = 'method = "fedavg"\ntask = "digits"\nnum-rounds = 1\nseed = 0\n'
-
 
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "settings.toml").write_text(SETTINGS)
-    (folder / "rounds.jsonl").write_text(json.dumps(ROW) + "\n")
+    (folder / "settings.toml").write_text(
+        'method = "fedavg"\ntask = "digits"\nnum-rounds = 1\nseed = 0\n'
+    )
+    row = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "seconds": 0.1}
+    (folder / "rounds.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "summary.json").write_text('{"status": "completed"}')
     (folder / "clients.csv").write_text("client,accuracy\n0,0.5\n")
     save_file({"w": np.zeros(2, np.float32)}, folder / "model.safetensors")
@@ -64,13 +64,12 @@ def test_ordinary_toml_is_read_as_before():
 
 
 @pytest.mark.parametrize("name", ["settings.toml", "rounds.jsonl", "summary.json", "clients.csv"])
-def test_a_pipe_in_the_place_of_a_file(name, folder, capsys):
+def test_a_pipe_in_the_place_of_a_file(name, folder, error_of):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     write_report(folder)
     status_of(folder)
-    assert main(["run", "--resume", "--engine", "inline", "--out", str(folder)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error_of("run", "--resume", "--engine", "inline", "--out", folder)
 
 
 def test_nested_json_is_one_line(folder):

@@ -12,14 +12,11 @@ import time
 
 import pytest
 
-from fedapps.commands.parser import main
-from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.lock import LAUNCHER, WRITER, FolderLock, FolderLost, Held, holder_of
 from fedapps.records.rounds import read_rounds
-from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute
+from fedapps.runs.execution import execute_inline
 from fedapps.runs.launch import Launch, settle
 from fedapps.runs.prepare import with_defaults
 from tests.helpers import ROOT, dying_after, refused
@@ -40,14 +37,8 @@ HOLD = (
 
 
 def go(folder, *callbacks, **given):
-    settings = with_defaults({"method": "fedavg", **JOB, "out": str(folder), **given})
-    return execute(settings, InlineGrid(app, 3, settings.flat()), callbacks)
-
-
-def command(folder, *words):
-    job = [f"{key}={value}" for key, value in JOB.items()]
-    given = [] if "--resume" in words else ["method=fedavg", *job]
-    return main(["run", *given, *words, "--engine", "inline", "--out", str(folder)])
+    settings = {"method": "fedavg", **JOB, "out": str(folder), **given}
+    return execute_inline(with_defaults(settings), callbacks)
 
 
 def test_a_lock_names_its_holder_and_dies_with_it(tmp_path):
@@ -55,8 +46,11 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path):
         [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, cwd=ROOT
     )
     assert process.stdout.readline() == b"held\n"
-    with pytest.raises(Held, match=rf"process {process.pid}, `-c {tmp_path}`, run [0-9a-f]{{12}}"):
-        FolderLock(tmp_path).__enter__()
+    refused(
+        lambda: FolderLock(tmp_path).__enter__(),
+        rf"process {process.pid}, `-c {tmp_path}`, run [0-9a-f]{{12}}",
+        Held,
+    )
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -80,25 +74,20 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_the_same_command_twice(tmp_path, capsys):
+def test_the_same_command_twice(tmp_path, error_of):
     """The second is refused with one line, whatever it asks for; the first loses
     nothing.
     """
-    refused = []
+    said = []
 
     def again(now):
         if now.number == 3:
-            capsys.readouterr()
-            refused.extend(
-                (command(tmp_path, *words), capsys.readouterr().err)
-                for words in ([], ["--overwrite"], ["--resume"])
-            )
+            command = ("run", "--engine", "inline", "--out", tmp_path)
+            said.extend(error_of(*command, *words) for words in ([], ["--overwrite"], ["--resume"]))
 
     go(tmp_path, again)
-    assert [code for code, _ in refused] == [2, 2, 2]
-    for _, line in refused:
-        assert line.count("\n") == 1
-        assert f"another run is writing to it (process {os.getpid()}, " in line
+    assert len(said) == 3
+    assert all(f"another run is writing to it (process {os.getpid()}, " in line for line in said)
     rows = read_rounds(tmp_path)
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert len({row["run"] for row in rows}) == 1
@@ -136,14 +125,13 @@ def test_a_folder_that_is_removed_while_the_run_writes(tmp_path, replaced):
                 (folder / WRITER).write_text("{}")
                 (folder / "rounds.jsonl").write_text("")
 
-    with pytest.raises(FolderLost, match="was removed or replaced while"):
-        go(folder, remove)
+    refused(lambda: go(folder, remove), "was removed or replaced while", FolderLost)
     there = {path.name: path.read_text() for path in folder.glob("*") if path.name != AUDIT}
     assert there == ({WRITER: "{}", "rounds.jsonl": ""} if replaced else {})
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
-def test_a_folder_that_cannot_be_written(tmp_path, error, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written(tmp_path, error, monkeypatch, error_of):
     real = os.open
 
     def refuse(path, flags, *mode, **more):
@@ -152,10 +140,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, error, monkeypatch, capsys):
         return real(path, flags, *mode, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert command(tmp_path) == 2
-    assert capsys.readouterr().err == (
-        f"fedapps: --out {tmp_path}: cannot write to it: {os.strerror(error)}\n"
-    )
+    said = error_of("run", "method=fedavg", "--engine", "inline", "--out", tmp_path)
+    assert said == f"fedapps: --out {tmp_path}: cannot write to it: {os.strerror(error)}\n"
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
@@ -218,6 +204,5 @@ def test_an_orphan_is_stopped_or_waited_for(tmp_path, monkeypatch, capsys):
         settle(tmp_path, Launch("deployment"))
     with FolderLock(tmp_path, LAUNCHER), FolderLock(tmp_path, WRITER, "79"):
         monkeypatch.setattr("fedapps.runs.launch.ORPHAN_SECONDS", 0.0)
-        with pytest.raises(Held, match="run 79"):
-            settle(tmp_path, Launch("ray"))
+        refused(lambda: settle(tmp_path, Launch("ray")), "run 79", Held)
     assert len(stopped) == 1

@@ -47,8 +47,7 @@ def test_the_table_of_worst_clients_has_estimates_with_intervals(write_run):
     bounds = f"{100 * worst.low:.1f}\N{EN DASH}{100 * worst.high:.1f}"
     assert row[4] == f"{100 * worst.estimate:.1f}\n{bounds}"
     assert worst.low < 0.5 < worst.estimate < worst.high
-    page = write_report(run).read_text(encoding="utf-8")
-    assert not lacking(page, "Worst clients", bounds)
+    assert not lacking(write_report(run).read_text(encoding="utf-8"), "Worst clients", bounds)
     fifth = worst_section(rows_of([read_run(run)]), 0.25)
     assert fifth.header[1] == "worst 25 %, measured"
     assert fifth.rows[0][1] == f"{100 * (0.5 + 0.9 + 0.9) / 3:.1f}"

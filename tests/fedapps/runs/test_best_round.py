@@ -20,7 +20,7 @@ from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.models import exported, of_nobody
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, blobs, clients_of, small_net
+from tests.helpers import assert_arrays, blobs, clients_of, refused, small_net
 
 JOB = {
     "num-clients": 4,
@@ -100,8 +100,7 @@ def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         play(tmp_path / "resumed", [stop], **job)
     (tmp_path / "resumed" / "clients.csv").write_text("client\n")  # of a later round, say
-    summary = play(tmp_path / "resumed", resume=True, **job)
-    assert summary["scored-round"] == 2
+    assert play(tmp_path / "resumed", resume=True, **job)["scored-round"] == 2
     assert_same(tmp_path / "resumed", tmp_path / "whole", personal=True)
 
 
@@ -164,10 +163,9 @@ def test_equal_scores_are_not_better_and_of_errors_less_is():
 
 def test_a_round_whose_model_most_clients_could_not_score_is_not_better():
     best, gone = Best(keep=True), {"unusable": True}
-    rounds = [(0.5, gone), (0.4, {}), (0.9, gone), (0.6, {})]
     found = [
         best.note(record(i, {0: {"validation-accuracy": score}}, **more))
-        for i, (score, more) in enumerate(rounds, 1)
+        for i, (score, more) in enumerate([(0.5, gone), (0.4, {}), (0.9, gone), (0.6, {})], 1)
     ]
     assert found == [True, True, False, True]
 
@@ -234,20 +232,21 @@ def test_a_store_keeps_what_the_best_round_needs(tmp_path):
     ],
 )
 def test_what_cannot_be_chosen_is_refused_at_once(given, why, tmp_path):
-    with pytest.raises(UserError, match=why):
-        play(tmp_path / "run", **given)
+    refused(lambda: play(tmp_path / "run", **given), why, UserError)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_a_validation_score_says_which_setting_gives_some():
-    with pytest.raises(UserError, match=r"no client reported .*: set tabular\.validation"):
-        Best(keep=True, setting="tabular.validation").note({"round": 1, "evaluate": {}})
+    refused(
+        lambda: Best(keep=True, setting="tabular.validation").note({"round": 1, "evaluate": {}}),
+        r"no client reported .*: set tabular\.validation",
+        UserError,
+    )
 
 
 def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
     """A run resumed from the checkpoint of round 4 may still end with round 2."""
-    best = Best(keep=True, round=5, at_checkpoint=2)
-    assert best.kept_rounds == [2, 5]
+    assert Best(keep=True, round=5, at_checkpoint=2).kept_rounds == [2, 5]
     assert Best(round=5, at_checkpoint=2).kept_rounds == []
 
 

@@ -133,8 +133,7 @@ def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path,
 
 def test_clients_in_another_process_take_such_kernels_too(monkeypatch):
     with pretended_cuda(monkeypatch):
-        flat = with_defaults(SMALL | {"device": "cuda"}).flat()
-        client_factory.prepare(frozenset(flat.items()))
+        client_factory.prepare(frozenset(with_defaults(SMALL | {"device": "cuda"}).flat().items()))
         assert torch.are_deterministic_algorithms_enabled()
 
 
@@ -193,6 +192,7 @@ def test_two_engines_agree_in_processes_that_believe_in_a_gpu(tmp_path):
     """Whatever was put on it would end the run."""
     (tmp_path / "sitecustomize.py").write_text(BELIEVING)
     job = ["run", "experiments/default.toml", "method=superfed-mm", "num-rounds=1"]
+    job += ["num-clients=6", "clients-per-round=2", "train.local-epochs=1"]
     for engine in ("inline", "ray"):
         done = fedapps(
             *job, "--engine", engine, "--out", tmp_path / engine, cwd=ROOT, path=(tmp_path,)
@@ -271,8 +271,11 @@ def test_a_share_of_a_gpu_needs_none_on_the_head(gpus, tmp_path):
     job = SMALL | {"out": str(tmp_path), "max-failed-rounds": 1}
     settings = assemble(with_defaults(job), Asked("ray", gpus_per_client=0.5)).settings
     assert settings.device == "cuda"
-    with pytest.raises(TooFewReplies, match="no GPU is visible here"):
-        execute(settings, InlineGrid(client_app.app, 3, settings.flat()))
+    refused(
+        lambda: execute(settings, InlineGrid(client_app.app, 3, settings.flat())),
+        "no GPU is visible here",
+        TooFewReplies,
+    )
     (row,) = rounds_of(tmp_path)
     assert row["failures"]
 
@@ -281,8 +284,11 @@ def test_a_server_half_that_trains_needs_a_gpu_on_the_head(gpus):
     job = SMALL | {"method": "fedavg-distill", "public.samples": 40}
     assert chosen(job, engine="ray", gpus_per_client=0.5) == "cuda"
     gpus(0)
-    with pytest.raises(UserError, match="'fedavg-distill' trains on the server, too, and this "):
-        chosen(job, engine="ray", gpus_per_client=0.5)
+    refused(
+        lambda: chosen(job, engine="ray", gpus_per_client=0.5),
+        "'fedavg-distill' trains on the server, too, and this ",
+        UserError,
+    )
 
 
 @pytest.mark.parametrize("simulation", [False, True])
@@ -290,12 +296,10 @@ def test_a_run_that_flower_starts_is_on_the_cpu_in_all_its_processes(
     simulation, tmp_path, gpus, monkeypatch
 ):
     """Server and clients read "auto"; here, both see a GPU that is not there."""
-    settings = with_defaults(LARGE | {"out": str(tmp_path / "run")})
-    config = {**settings.flat(), "device": "auto"}
+    config = {**with_defaults(LARGE | {"out": str(tmp_path / "run")}).flat(), "device": "auto"}
     monkeypatch.setattr(server_app, "is_simulation", lambda grid: simulation)
     client_factory.RUNS.clear()
-    context = Context(1, 1, {}, RecordDict(), config)
-    server_app.main(InlineGrid(client_app.app, 3, config), context)
+    server_app.main(InlineGrid(client_app.app, 3, config), Context(1, 1, {}, RecordDict(), config))
     assert not any(one["failures"] for one in rounds_of(tmp_path / "run"))
     ((_, task),) = client_factory.RUNS.values()
     assert task.device.type == "cpu"
@@ -308,8 +312,11 @@ def test_a_site_may_choose_its_own_device(gpus):
     for own, device in (({}, "cpu"), ({"device": "cuda:1"}, "cuda:1")):
         _, task = client_factory.task_of(Context(1, 1, own, RecordDict(), config))
         assert str(task.device) == device
-    with pytest.raises(UserError, match="device = 'gpu': choose one of auto, cpu"):
-        client_factory.task_of(Context(1, 1, {"device": "gpu"}, RecordDict(), config))
+    refused(
+        lambda: client_factory.task_of(Context(1, 1, {"device": "gpu"}, RecordDict(), config)),
+        "device = 'gpu': choose one of auto, cpu",
+        UserError,
+    )
 
 
 # --- afterwards -----------------------------------------------------------------------
@@ -345,16 +352,18 @@ def test_steps_on_a_gpu_are_not_compiled():
     ],
 )
 def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus):
-    grid = grid_of("s", LARGE | {"seed": [0, 1]}, {})
-    runs = missing_runs(plan_of(grid, tmp_path), way)
+    runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path), way)
     assert [run.config["device"] for run in runs] == [device] * 2
 
 
 def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
     gpus(2)
     plan = plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
-    with pytest.raises(UserError, match="choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one"):
-        missing_runs(plan, Way())
+    refused(
+        lambda: missing_runs(plan, Way()),
+        "choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one",
+        UserError,
+    )
 
 
 @pytest.mark.parametrize(
@@ -364,13 +373,13 @@ def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
         (["device=mps", "--gpus-per-client", "0.5"], "Ray gives clients CUDA GPUs only"),
     ],
 )
-def test_a_refused_run_keeps_the_one_that_it_would_overwrite(command, why, tmp_path, gpus, capsys):
+def test_a_refused_run_keeps_the_one_that_it_would_overwrite(
+    command, why, tmp_path, gpus, error_of
+):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "summary.json").write_text("{}")
-    given = [*words(SMALL), *command, "--overwrite", "--out", str(folder)]
-    assert main(["run", *given]) == 2
-    assert why in capsys.readouterr().err
+    assert why in error_of("run", *words(SMALL), *command, "--overwrite", "--out", folder)
     assert (folder / "summary.json").read_text() == "{}"
 
 

@@ -134,16 +134,15 @@ def test_a_run_with_adam_learns(tmp_path):
 
 
 @pytest.mark.parametrize("setting", [BF16, AUGMENT])
-def test_a_method_of_ones_own_with_any_client_is_named(setting, tmp_path, monkeypatch, caplog):
+def test_a_method_of_ones_own_with_any_client_is_named(setting, modules, caplog):
     """Whether a plain NumPyClient does what is asked, nobody else can know."""
-    (tmp_path / "plain_client.py").write_text(
-        "from flwr.client import NumPyClient\n"
+    modules(
+        plain_client="from flwr.client import NumPyClient\n"
         "from fedapps.methods.method import Method\n"
         "from fedapps.strategies import FedAvg\n"
         'METHOD = Method("mine", "nobody 2026", "one global model",'
         " lambda o, t, c: FedAvg(), lambda o, t, i, n, store: NumPyClient())\n"
     )
-    monkeypatch.chdir(tmp_path)
     ((key, value),) = setting.items()
     prepared(method="plain_client:METHOD", **setting)
     line = f"{key} = '{value}': clients of method 'plain_client:METHOD' must act on it themselves"
@@ -154,8 +153,7 @@ def test_a_method_of_ones_own_with_any_client_is_named(setting, tmp_path, monkey
 
 
 def test_a_validation_set_that_is_the_training_set_stays_so():
-    task = prepared(**AUGMENT, **{"data.validation": 0.0}).task
-    data = task.client_data(0, 6)
+    data = prepared(**AUGMENT, **{"data.validation": 0.0}).task.client_data(0, 6)
     assert data.validation is data.train
     assert (data.train.augment, data.test.augment) == ("crop-flip", "none")
     own = prepared(**AUGMENT, **{"data.validation": 0.2}).task.client_data(0, 6)

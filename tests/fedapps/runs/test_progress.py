@@ -37,13 +37,13 @@ def rounds(tmp_path):
 @pytest.fixture
 def plain():
     console = Console(file=io.StringIO(), width=60, force_terminal=False)
-    return console, lambda: console.file.getvalue().splitlines()
+    console.lines = lambda: console.file.getvalue().splitlines()
+    return console
 
 
 def test_plain_lines(rounds, plain):
-    console, lines = plain
     clock = SimpleNamespace(now=100.0)
-    with Progress(100, "fedavg", console, lambda: clock.now) as progress:
+    with Progress(100, "fedavg", plain, lambda: clock.now) as progress:
         progress.note("starting Ray")
         progress.poll(rounds.parent)
         assert progress.done == 0
@@ -57,7 +57,7 @@ def test_plain_lines(rounds, plain):
         add(rounds, 10)
         progress.poll(rounds.parent)
         progress.poll(rounds.parent)
-    assert lines() == [
+    assert plain.lines() == [
         "fedavg: starting Ray",
         "fedavg: round 1/100  loss 0.500  2.00 s/round  ETA 3 min 18 s",
         # mean of the last ten: (9 * 2 + 3) / 10 = 2.1 s; 90 rounds to go = 189 s
@@ -67,10 +67,9 @@ def test_plain_lines(rounds, plain):
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_the_last_round_is_always_printed(error, rounds, plain):
-    console, lines = plain
     with (
         pytest.raises(error) if error else contextlib.nullcontext(),
-        Progress(3, "m", console, lambda: 100.0) as progress,
+        Progress(3, "m", plain, lambda: 100.0) as progress,
     ):
         for number in (1, 2) if error else (1, 2, 3):
             add(rounds, number, seconds=0.01)
@@ -78,7 +77,7 @@ def test_the_last_round_is_always_printed(error, rounds, plain):
         if error:
             raise error
     last = "m: round 2/3  loss 0.500  10 ms/round  ETA 10 ms"
-    assert lines() == [
+    assert plain.lines() == [
         "m: round 1/3  loss 0.500  10 ms/round  ETA 20 ms",
         last if error else "m: round 3/3  loss 0.500  10 ms/round",
     ]
@@ -105,15 +104,13 @@ def test_rewritten_file_is_read_again(rounds, plain):
     """--resume drops the rounds after the checkpoint; their failures must not count
     twice.
     """
-    console, _ = plain
     failure = {"client": 4, "reason": "boom"}
-    with Progress(9, "m", console, lambda: 100.0) as progress:
+    with Progress(9, "m", plain, lambda: 100.0) as progress:
         for number in (1, 2, 3):
             add(rounds, number, failures=[failure])
         progress.poll(rounds.parent)
         assert (progress.done, progress.failures) == (3, 3)
-        kept = rounds.read_text().splitlines(keepends=True)[:2]
-        write_text(rounds, "".join(kept))
+        write_text(rounds, "".join(rounds.read_text().splitlines(keepends=True)[:2]))
         progress.poll(rounds.parent)
         assert (progress.done, progress.failures) == (2, 2)
         add(rounds, 3)
@@ -133,23 +130,21 @@ def test_rewritten_file_is_read_again(rounds, plain):
     ],
 )
 def test_the_rounds_of_a_resumed_run_count_as_done(record, line, rounds, plain):
-    console, lines = plain
     rounds.write_text(json.dumps({"round": 5, **record}) + "\n")
-    with Progress(8, "m", console, lambda: 100.0) as progress:
+    with Progress(8, "m", plain, lambda: 100.0) as progress:
         progress.poll(rounds.parent)
-    assert lines() == [f"m: round 5/8  {line}"]
+    assert plain.lines() == [f"m: round 5/8  {line}"]
 
 
 def test_failures_are_printed_with_client_and_reason_up_to_a_limit(rounds, plain):
-    console, lines = plain
-    with Progress(50, "m", console, lambda: 100.0) as progress:
+    with Progress(50, "m", plain, lambda: 100.0) as progress:
         progress.poll(rounds.parent)
         for number in range(1, 8):
             add(rounds, number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
             progress.poll(rounds.parent)
-    skipped = [line for line in lines() if "skipped" in line]
+    skipped = [line for line in plain.lines() if "skipped" in line]
     assert skipped == [f"Round {n}: skipped client 12: [red]x [2Jy" for n in (1, 2, 3)]
-    assert lines()[-1].endswith("7 failures")
+    assert plain.lines()[-1].endswith("7 failures")
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])

@@ -25,7 +25,16 @@ from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, Patience, TooFewReplies
 from fedapps.strategies.base.flower_private import identify_process
-from tests.helpers import EchoClient, outcome_of, play, rounds_of, run_inline, summary_of
+from tests.helpers import (
+    EchoClient,
+    lacking,
+    outcome_of,
+    play,
+    refused,
+    rounds_of,
+    run_inline,
+    summary_of,
+)
 
 START = {"w": np.zeros(2, np.float32)}
 JOB = {
@@ -119,8 +128,7 @@ def test_a_model_that_nobody_scores_is_returned_with_one_warning(app, caplog):
     np.testing.assert_allclose(result.arrays["w"].numpy(), 3.0)
     (said,) = [text for text in caplog.messages if "no client was scored" in text]
     assert said.startswith("evaluation after round 1")
-    assert "fraction_evaluate=0" in said
-    assert "LocalDpMod" in said
+    assert lacking(said, "fraction_evaluate=0", "LocalDpMod") == []
 
 
 @pytest.mark.parametrize(
@@ -139,14 +147,20 @@ def test_min_replies_holds_in_the_last_round_too():
         return Failing([3] if number else [])
 
     assert play(FedAvg(), client, 3, START, 3, patience=Patience(1)).seen
-    with pytest.raises(TooFewReplies, match="had 1 valid replies, at least 2 needed"):
-        play(FedAvg(), client, 3, START, 3, patience=Patience(2))
+    refused(
+        lambda: play(FedAvg(), client, 3, START, 3, patience=Patience(2)),
+        "had 1 valid replies, at least 2 needed",
+        TooFewReplies,
+    )
 
 
 def test_a_callback_that_stops_after_a_failed_round_does_not_make_it_a_success():
     stop = {"callbacks": [lambda now: now.number == 2]}
-    with pytest.raises(TooFewReplies, match="the last round 2"):
-        play(FedAvg(), lambda _: Failing([2]), 3, START, 5, **stop)
+    refused(
+        lambda: play(FedAvg(), lambda _: Failing([2]), 3, START, 5, **stop),
+        "the last round 2",
+        TooFewReplies,
+    )
 
 
 @pytest.mark.parametrize("fails", [{"trainings": [4]}, {"evaluations": [4]}])
@@ -380,5 +394,8 @@ def test_a_wrong_number_of_clients_from_one_node_does_not_end_the_run(number, li
 
 def test_the_server_waits_for_the_number_that_most_nodes_report():
     on = {"inner": reporting(dict.fromkeys(range(3), 4)), "on": {"start_timeout": 0.2}}
-    with pytest.raises(TimeoutError, match="3 of 4 clients connected"):
-        play(FedAvg(), lambda _: EchoClient(1.0), 3, START, **on)
+    refused(
+        lambda: play(FedAvg(), lambda _: EchoClient(1.0), 3, START, **on),
+        "3 of 4 clients connected",
+        TimeoutError,
+    )

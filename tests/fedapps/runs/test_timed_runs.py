@@ -141,11 +141,9 @@ def test_workers_change_nothing(tmp_path, extra):
 
 @pytest.mark.parametrize("method", ["superfed-mm", "apfl", "ditto", "fedper", "fedavg"])
 def test_personal_methods_run_asynchronously_and_their_speed_is_reported(tmp_path, method):
-    given = {**JOB, "fedbuff.base": method} if method != "fedavg" else JOB
-    summary = run_inline(tmp_path, **given)
+    summary = run_inline(tmp_path, **{**JOB, "fedbuff.base": method} if method != "fedavg" else JOB)
     assert summary["clock-seconds"] == rounds_of(tmp_path)[-1]["clock-seconds"] > 0
-    fates = {row["fate"] for row in rows_of(tmp_path / "time.csv")}
-    assert {"used", "failed", "open"} <= fates
+    assert {"used", "failed", "open"} <= {row["fate"] for row in rows_of(tmp_path / "time.csv")}
 
 
 def test_a_synchronous_run_reports_its_simulated_seconds_and_is_the_same_run(tmp_path):

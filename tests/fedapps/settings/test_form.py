@@ -88,8 +88,7 @@ def test_a_run_records_the_options_and_can_be_repeated_from_its_record(tmp_path)
     record = read_toml(tmp_path / "a" / "settings.toml")
     assert (record["form"], record["superfed.nu"]) == ("usual", 0.0)
     assert record["superfed.init"] == "own"
-    again = ["run", str(tmp_path / "a" / "settings.toml"), "--out", str(tmp_path / "b")]
-    assert main(again) == 0
+    assert main(["run", str(tmp_path / "a" / "settings.toml"), "--out", str(tmp_path / "b")]) == 0
     one, other = (tmp_path / name / "clients.csv" for name in "ab")
     assert one.read_bytes() == other.read_bytes()
 
@@ -100,8 +99,3 @@ def test_a_wrapped_method_takes_its_printed_form_too():
     assert settings.base is not None
     assert settings.base.options == SuPerFedOptions.printed()
     assert (settings.options.cap, settings.form, settings.base.form) == (0.0, "usual", "usual")
-
-
-def test_the_command_methods_lists_what_differs(capsys):
-    assert main(["methods"]) == 0
-    assert "fedfw-plus: fedfw.dual-step = 0.0\n" in capsys.readouterr().out

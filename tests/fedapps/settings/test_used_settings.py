@@ -14,6 +14,7 @@ from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.tables import PARTS
 from fedapps.toml_text import to_toml, toml_value
+from tests.helpers import lacking, refused, run_inline
 
 #: The defaults of parts that are off.
 OFF = {
@@ -21,14 +22,6 @@ OFF = {
     for key, value in default_config().items()
     if key.split(".")[0] in ("dp", "robust", "secure", "sites")
 }
-SHORT = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
-
-
-def says(capsys, *words):
-    assert main(["run", "--engine", "inline", *words]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
 
 
 def settings(*words):
@@ -37,13 +30,11 @@ def settings(*words):
     return settings_of(parse(["run", *words]))
 
 
-def test_an_option_of_another_method_is_refused(capsys, tmp_path):
-    said = says(capsys, "method=fedavg", "fedprox.mu=0.1")
-    assert "fedprox.mu = 0.1" in said
-    assert "choose fedprox" in said
-    assert "tabular.source" in says(capsys, "tabular.source=x.csv")
-    with pytest.raises(UserError, match=r"fedprox\.mu"):
-        api.run("fedavg", fedprox={"mu": 0.1})
+def test_an_option_of_another_method_is_refused(error_of):
+    said = error_of("run", "--engine", "inline", "method=fedavg", "fedprox.mu=0.1")
+    assert lacking(said, "fedprox.mu = 0.1", "choose fedprox") == []
+    assert "tabular.source" in error_of("run", "--engine", "inline", "tabular.source=x.csv")
+    refused(lambda: api.run("fedavg", fedprox={"mu": 0.1}), r"fedprox\.mu", UserError)
     settings("method=term", "term.base=fedprox", "fedprox.mu=0.1")
     settings("method=warm-start", "warm-start.then=ditto", "ditto.epochs=2")
 
@@ -59,22 +50,21 @@ def test_an_option_of_another_method_is_refused(capsys, tmp_path):
     ],
 )
 def test_an_option_of_a_part_that_is_off_is_refused_or_named(
-    given, switch, capsys, tmp_path, caplog
+    given, switch, error_of, tmp_path, caplog
 ):
     key, _, value = given.partition("=")
-    said = says(capsys, given)
-    assert f"{key} = {value}: " in said
-    assert switch in said
+    said = error_of("run", "--engine", "inline", given)
+    assert lacking(said, f"{key} = {value}: ", switch) == []
     table, _, name = key.partition(".")
-    with pytest.raises(UserError, match=key):
-        api.run("fedavg", **{table: {name.replace("-", "_"): int(value)}})
+    refused(
+        lambda: api.run("fedavg", **{table: {name.replace("-", "_"): int(value)}}), key, UserError
+    )
     path = tmp_path / "job.toml"
     path.write_text(f"{key} = {value}\n")
     settings(str(path))
     assert f"not used by this run: {key}" in caplog.text
     path.write_text(f"{key} = {value}\nmethod = ['fedavg', 'local']\n")
-    with pytest.raises(UserError, match=key):
-        read_plan(path)
+    refused(lambda: read_plan(path), key, UserError)
 
 
 def test_every_part_that_can_be_off_says_how_it_is_turned_on():
@@ -96,8 +86,7 @@ def test_every_part_that_can_be_off_says_how_it_is_turned_on():
     ],
 )
 def test_the_default_of_a_part_that_is_off_may_be_given_and_all_of_one_that_is_on(words):
-    keys = {word.partition("=")[0] for word in words}
-    assert keys - OFF.keys() <= settings(*words).flat().keys()
+    assert {word.partition("=")[0] for word in words} - OFF.keys() <= settings(*words).flat().keys()
 
 
 def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, caplog):
@@ -113,8 +102,8 @@ def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, capl
 
 def test_the_settings_that_a_run_recorded_can_be_run_again(tmp_path):
     out = tmp_path / "r"
-    job = ["method=ditto", "ditto.epochs=2", *SHORT]
-    assert main(["run", "--engine", "inline", *job, "--out", str(out)]) == 0
+    job = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
+    run_inline(out, "method=ditto", "ditto.epochs=2", *job)
     assert settings(str(out / "settings.toml")).options.epochs == 2
     assert settings("--resume", "--out", str(out)).options.epochs == 2
 
@@ -132,11 +121,9 @@ def test_a_sweep_may_hold_the_options_of_its_methods(tmp_path):
     path.write_text('method = ["fedavg", "fedprox"]\nfedprox.mu = 0.1\nsweep.title = "t"\n')
     assert len(read_plan(path).points) == 2
     assert len(read_plan(path, ['method=["fedavg", "local"]']).points) == 2
-    with pytest.raises(UserError, match=r"ditto\.epochs"):
-        read_plan(path, ["ditto.epochs=2"])
+    refused(lambda: read_plan(path, ["ditto.epochs=2"]), r"ditto\.epochs", UserError)
     path.write_text(path.read_text() + "ditto.epochs = 2\n")
-    with pytest.raises(UserError, match=r"ditto\.epochs"):
-        read_plan(path)
+    refused(lambda: read_plan(path), r"ditto\.epochs", UserError)
 
 
 def test_a_number_is_text_where_text_is_wanted():
@@ -159,6 +146,5 @@ def test_a_plot_has_ten_points_where_rounds_allow(rounds, every):
 def test_a_plot_of_one_point_says_so(rounds, said, write_run):
     """Every second round has an evaluation."""
     run = read_run(write_run(rounds=rounds))
-    compared = comparison_figure({"r": [run]}, THEME)
-    for figure in (*measure_figure(run, THEME).values(), compared):
+    for figure in (*measure_figure(run, THEME).values(), comparison_figure({"r": [run]}, THEME)):
         assert ("one evaluation" in figure.panels[0].note) == said

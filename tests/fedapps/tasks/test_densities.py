@@ -53,8 +53,7 @@ def test_the_paper_s_synthetic_study_has_its_optimum():
     assert entropy == pytest.approx(3.681, abs=5e-4)
     # Smoothing takes its uniform share from every weight: the best alpha makes up for
     # it.
-    alpha = (share - 0.01 / 100) / 0.99
-    assert whole_loss(task, 100, alpha) == pytest.approx(entropy, abs=1e-4)
+    assert whole_loss(task, 100, (share - 0.01 / 100) / 0.99) == pytest.approx(entropy, abs=1e-4)
     assert whole_loss(task, 100, np.full(100, 0.01)) == pytest.approx(np.log(100))
     squared = point_mass(loss="squared")
     uniform = whole_loss(squared, 100, np.full(100, 0.01))
@@ -79,17 +78,6 @@ def test_fewer_clients_hold_the_same_samples_together(num_clients):
         data = task.client_data(client, num_clients)
         held[data.train.outcomes] += data.train.weights * data.num_examples
     np.testing.assert_allclose(held, task.counts)
-
-
-def test_more_clients_than_outcomes_are_refused():
-    for call, message in (
-        (
-            lambda: point_mass(size=10).check(11),
-            r"num-clients = 11, .*point-mass\.size = 10.*at most 10",
-        ),
-        (lambda: point_mass().client_data("a", 3), "client 'a'"),
-    ):
-        refused(call, message, UserError)
 
 
 # --- unigram --------------------------------------------------------------------------
@@ -146,9 +134,14 @@ def test_fewer_clients_use_the_first_roles_and_their_words_only(play):
     refused(lambda: task.check(2), r"2 clients, but .* gives 1 roles: set num-clients", UserError)
 
 
-def test_texts_that_cannot_be_read_are_named(play, tmp_path):
+def test_too_many_clients_and_texts_that_cannot_be_read_are_named(play, tmp_path):
     (tmp_path / "empty").mkdir()
     for call, message in (
+        (
+            lambda: point_mass(size=10).check(11),
+            r"num-clients = 11, .*point-mass\.size = 10.*at most 10",
+        ),
+        (lambda: point_mass().client_data("a", 3), "client 'a'"),
         (
             lambda: unigram(play, num_clients=3).check(3),
             r"num-clients = 3, but .* has 2 roles with text: choose 1\.\.2",

@@ -5,7 +5,6 @@ weights, one line for each mistake.
 import importlib
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedapps.commands.parser import main
-from tests.helpers import summary_of
+from tests.helpers import run_inline
 
 SOURCE = """
 import torch
@@ -42,14 +40,11 @@ class Wide(Net):
 
 
 @pytest.fixture
-def zoo(tmp_path, monkeypatch):
+def zoo(tmp_path, modules, monkeypatch):
     """A file with nets, and a folder with the weights of four: the third can read
     digits, the others were never trained.
     """
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "zoo_net.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
+    monkeypatch.syspath_prepend(modules(zoo_net=SOURCE))
     module = importlib.import_module("zoo_net")
     (tmp_path / "zoo").mkdir()
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
@@ -76,15 +71,10 @@ JOB = [
 OWN = [*JOB, "model.name=zoo_net:Net", "fedboost.library=zoo"]
 
 
-def run(folder, *arguments):
-    given = [*map(str, arguments), "checkpoint-every=0", "--out", str(folder)]
-    return main(["run", "--engine", "inline", *given])
-
-
 def test_the_net_that_can_read_gets_the_weight(zoo):
-    assert run(zoo / "r", *OWN, "fedboost.step=0.5", "num-rounds=40", "evaluate-every=40") == 0
+    job = ("fedboost.step=0.5", "num-rounds=40", "evaluate-every=40", "checkpoint-every=0")
+    found = run_inline(zoo / "r", *OWN, *job)
     assert load_file(zoo / "r" / "model.safetensors")["alpha-last"][2] > 0.7
-    found = summary_of(zoo / "r")
     assert found["loss-weighted"] < 0.6 * found["uniform-loss-weighted"]
     assert found["pooled-single"] == 2.0
     assert found["pooled-single-accuracy"] > 0.9
@@ -111,17 +101,16 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
         (["fedboost.budget=5"], "budget = 5, but the library holds 4 predictors: choose 1 to 4"),
     ],
 )
-def test_mistakes_are_one_line(zoo, settings, message, capsys):
+def test_mistakes_are_one_line(zoo, settings, message, error_of):
     (zoo / "torn").mkdir()
     (zoo / "torn" / "hospital-0.safetensors").write_bytes(
         (zoo / "zoo" / "hospital-0.safetensors").read_bytes()[:-9]
     )
-    assert run(zoo / "r", *OWN, *settings) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert message in said
+    command = ("run", "--engine", "inline", *OWN, *settings)
+    assert message in error_of(*command, "--out", zoo / "r")
 
 
-def test_the_page_is_right(tmp_path, monkeypatch):
+def test_the_page_is_right(tmp_path, modules, monkeypatch):
     """Its file makes a folder of weights, and its command runs with them."""
     page = (Path(__file__).parents[3] / "docs" / "fedboost.md").read_text(encoding="utf-8")
     (code,) = (
@@ -130,11 +119,8 @@ def test_the_page_is_right(tmp_path, monkeypatch):
         if "class Net(nn.Module)" in code
     )
     (command,) = re.findall(r"```sh\nfedapps (run [^`]*zoo_net:Net[^`]*)\n```", page)
-    (tmp_path / "zoo_net.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
+    monkeypatch.syspath_prepend(modules(zoo_net=code))
     runpy.run_path("zoo_net.py", run_name="__main__")
     _, *settings = command.replace("\\\n", " ").split()
-    assert run(tmp_path / "r", *settings, "num-rounds=2", "evaluate-every=2") == 0
+    run_inline(tmp_path / "r", *settings, "num-rounds=2", "evaluate-every=2")
     assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (3,)

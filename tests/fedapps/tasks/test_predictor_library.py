@@ -88,8 +88,10 @@ def test_densities_are_checked_by_name(monkeypatch):
     assert other.mixture(np.full(3, 1 / 3)) is None, "nor have they one that is one predictor"
 
 
-def test_arrays_of_different_numbers_of_predictors_are_refused():
+def test_what_is_no_library_is_refused(tmp_path):
     for call, message in (
+        (lambda: Library.open(tmp_path), r"no \.safetensors file"),
+        (lambda: Library.open(tmp_path / "missing"), "no such folder"),
         (
             lambda: Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))}),
             "one entry a predictor",
@@ -146,14 +148,6 @@ def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path)
         (1, r"b\.safetensors cannot be read any more"),
     ):
         refused(lambda: library.take([predictor]), message, UserError)
-
-
-def test_a_folder_without_predictors_is_refused(tmp_path):
-    for call, message in (
-        (lambda: Library.open(tmp_path), r"no \.safetensors file"),
-        (lambda: Library.open(tmp_path / "missing"), "no such folder"),
-    ):
-        refused(call, message, UserError)
 
 
 def test_opening_reads_no_values(tmp_path, monkeypatch):

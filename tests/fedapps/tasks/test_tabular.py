@@ -33,10 +33,9 @@ def small(n=20, clients=("b", "a")):
     """A table by hand: two clients, a number, a category with three values, one with
     two.
     """
-    rng = np.random.default_rng(0)
     return {
         "client": [name for name in clients for _ in range(n)],
-        "age": (50 + 10 * rng.normal(size=n * len(clients))).tolist(),
+        "age": (50 + 10 * np.random.default_rng(0).normal(size=n * len(clients))).tolist(),
         "kind": ["x", "y", "z", "y"] * (n // 4 * len(clients)),
         "sex": ["m", "f"] * (n // 2 * len(clients)),
         "label": [0, 1, 1, 0] * (n // 4 * len(clients)),
@@ -167,8 +166,7 @@ def test_one_logit_is_a_softmax_over_the_difference_of_two():
         torch.randn(50, 2, generator=rng, dtype=torch.float64),
         torch.randint(2, (50,), generator=rng),
     )
-    difference = logits[:, 1:] - logits[:, :1]
-    assert float(BINARY.loss(difference, y)) == pytest.approx(
+    assert float(BINARY.loss(logits[:, 1:] - logits[:, :1], y)) == pytest.approx(
         float(functional.cross_entropy(logits, y)), rel=1e-12
     )
 
@@ -212,8 +210,7 @@ def test_the_generated_table_has_clients_that_differ():
     assert sum(array.size for array in task.initial_arrays().values()) == 9 + 1
     parts = task.partition(5)
     assert len({len(part) for part in parts}) > 1
-    means = np.array([np.nanmean(task.samples.x[part][..., 0]) for part in parts])
-    assert np.ptp(means) > 0.5
+    assert np.ptp(np.array([np.nanmean(task.samples.x[part][..., 0]) for part in parts])) > 0.5
     few, many = classes(2), classes(6)
     n = len(few["label"])
     assert all(

@@ -48,10 +48,9 @@ def test_they_find_the_known_points():
     for steps in (1, 5):
         exams.finds(FEDAVG, Quadratics().averaged(0.02, steps), local_epochs=steps, num_rounds=75)
     pull = [h / (h + 0.5) for h in (1.0, 10.0)]  # the proximal problems' solutions
-    at = (pull[0] * 0.0 + pull[1] * 1.0) / sum(pull)
     exams.finds(
         exams.pair("fedprox", FedProxOptions(mu=0.5)),
-        at,
+        (pull[0] * 0.0 + pull[1] * 1.0) / sum(pull),
         num_rounds=10,
         local_epochs=60,
         learning_rate=0.1,

@@ -5,8 +5,6 @@ end the run; none is imported unless named.
 import importlib.util
 import json
 import math
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.tracking.adapters import ADAPTERS, Tracked, columns_of
 from fedapps.tracking.callback import measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
-from tests.helpers import dying_after, refused, rounds_of, summary_of
+from tests.helpers import dying_after, printed, refused, rounds_of, summary_of
 
 JOB = [
     "run",
@@ -170,12 +168,8 @@ def test_trackers_are_imported_only_if_named(tmp_path):
         f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if "
         "name.startswith('fedapps.tracking.')])"
     )
-    root = Path(__file__).parents[3]
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=120
-    )
     ours = [f"fedapps.tracking.{name}" for name in ("names", "adapters", "callback")]
-    assert out.stdout.splitlines()[-1] == f"[] {ours}", out.stderr
+    assert printed("-c", program).splitlines()[-1] == f"[] {ours}"
 
 
 # The real libraries
@@ -196,8 +190,7 @@ def test_tensorboard(tmp_path):
     assert [event.value for event in losses] == pytest.approx(
         [row["train"]["loss"] for row in rows]
     )
-    accuracies = events.Scalars("evaluate/accuracy-mean")
-    assert [(event.step, event.value) for event in accuracies] == [
+    assert [(event.step, event.value) for event in events.Scalars("evaluate/accuracy-mean")] == [
         (row["round"], pytest.approx(row["evaluate"]["accuracy-mean"]))
         for row in rows
         if "evaluate" in row

@@ -112,8 +112,7 @@ def test_pixels_of_shapes():
     dotted = pixels(Line(np.array([[0.0, 9.0], [36.0, 9.0]]), RED, 1.8, (9.0, 9.0)))
     assert [dotted[20, x, 1] for x in (10, 30, 50, 70)] == [0, 255, 0, 255]
     # the ends of a disc, and of texts: above, below, left, right
-    disc = extent(Dots(np.array([[9.0, 9.0]]), BLACK, 9))
-    assert disc == pytest.approx((10, 30, 10, 30), abs=2)
+    assert extent(Dots(np.array([[9.0, 9.0]]), BLACK, 9)) == pytest.approx((10, 30, 10, 30), abs=2)
     top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, BLACK))
     assert (9 <= left <= 14, bottom) == (True, pytest.approx(20, abs=1))
     assert right - left < 80 * text_width("lll", 9) / 36
@@ -170,8 +169,7 @@ def test_shapes_are_within_the_canvas_and_texts_do_not_cover_data():
 
 def test_heat_map_merges_equal_neighbours_and_omits_unknown_cells():
     figure, axes = one_panel("Heat")
-    table = np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]])
-    heat(axes, table, (0, 1), ([0, 1, 2, 3], [0, 1, 2]))
+    heat(axes, np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]), (0, 1), ([0, 1, 2, 3], [0, 1, 2]))
     heat_key(axes, (0, 1), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
     assert rings[THEME.grid] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]

@@ -134,12 +134,11 @@ def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_w
     ends = ("mean", "worst10", "best10", "std")
     last = {f"{name}-{e}": 1.0 for name in ("accuracy", "loss", "ece", "mce", "f1") for e in ends}
     path = write_run(method="aaggff-d", rounds=2000, last=last)
-    rows = map(json.loads, (path / "rounds.jsonl").read_text().splitlines())
     noisy = [
         row
         | {"evaluate": {key: rng.random() for key in last}}
         | {"train": {"loss": rng.random()}, "bytes-up": rng.random()}
-        for row in rows
+        for row in map(json.loads, (path / "rounds.jsonl").read_text().splitlines())
     ]
     (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in noisy))
     columns = "client,accuracy,loss,ece,mce,f1,lambda,margin,norm,test-samples"

@@ -91,12 +91,10 @@ def test_a_table_is_shown_by_the_names_of_its_clients(tmp_path, capsys):
     assert [line.split()[0] for line in lines[2:4]] == ["north", "south"]
 
 
-def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
-    assert main(["data", "task=text", "num-clients=4"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "fedapps: fedapps data: the samples of task 'text' are sequences, which have no "
+def test_data_that_cannot_be_shown_give_a_one_line_error(error_of):
+    assert error_of("data", "task=text", "num-clients=4") == (
+        "fedapps: fedapps data: the samples of task 'text' are sequences, which have no "
         "class to show\n"
     )
-    assert main(["data", "method=fedfw", "task=lasso"]) == 2
-    assert "has no samples with a class to show" in capsys.readouterr().err
+    said = error_of("data", "method=fedfw", "task=lasso")
+    assert "has no samples with a class to show" in said

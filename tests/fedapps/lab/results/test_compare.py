@@ -22,7 +22,7 @@ from fedapps.lab.results.fair_plots import client_bars, fair_measure, worst_firs
 from fedapps.lab.results.gains import gains_over, gains_section, reference_of
 from fedapps.records.measures import pooled_errors, summarise
 from fedapps.records.reader import RunFolder, read_run
-from tests.helpers import rows_of
+from tests.helpers import refused, rows_of
 
 
 def terminal(comparison, width=120, colour=False):
@@ -36,17 +36,13 @@ def terminal(comparison, width=120, colour=False):
     return console.file.getvalue()
 
 
-def csv_rows(comparison):
-    return {row["label"]: row for row in rows_of(comparison.csv)}
-
-
 def test_seeds_become_mean_and_sample_std(write_run):
     accuracies = [0.80, 0.84, 0.91]
     runs = [write_run(f"a{s}", seed=s, last={"accuracy-mean": a}) for s, a in enumerate(accuracies)]
     runs.append(write_run("b", "superfed-mm", last={"accuracy-mean": 0.97}))
     comparison = compare(runs)
     # mean 0.85; deviations -0.05, -0.01, 0.06: sum of squares 0.0062, over 2 = 0.0031
-    rows = csv_rows(comparison)
+    rows = {row["label"]: row for row in rows_of(comparison.csv)}
     assert set(rows) == {"fedavg", "superfed-mm"}
     assert float(rows["fedavg"]["accuracy-mean"]) == pytest.approx(0.85)
     assert float(rows["fedavg"]["accuracy-mean-over-seeds-std"]) == pytest.approx(math.sqrt(0.0031))
@@ -96,8 +92,7 @@ def seeds_of(write_run, method, values, key="accuracy-mean"):
 
 def bold(comparison):
     in_html = re.findall("<b>(.*?)</b>", comparison.report.read_text(encoding="utf-8"))
-    in_terminal = re.findall("\x1b\\[1m *([0-9.]+)", terminal(comparison, colour=True))
-    assert in_html == in_terminal
+    assert in_html == re.findall("\x1b\\[1m *([0-9.]+)", terminal(comparison, colour=True))
     return in_html
 
 
@@ -189,8 +184,7 @@ def test_fits_eighty_columns(write_run):
 
 
 def test_foreign_names_stay_text(write_run):
-    runs = [write_run("a", "[red]m[/red]<script>$"), write_run("b", "m2")]
-    comparison = compare(runs)
+    comparison = compare([write_run("a", "[red]m[/red]<script>$"), write_run("b", "m2")])
     assert "<script>" not in comparison.report.read_text(encoding="utf-8")
     assert "[red]m[/red]" in terminal(comparison)
 
@@ -206,8 +200,7 @@ def test_errors(write_run, tmp_path):
         ([good], good, r"is the folder of a run"),
         ([good], good / "settings.toml", r"is a file"),
     ):
-        with pytest.raises(UserError, match=message):
-            compare(runs, out)
+        refused(lambda: compare(runs, out), message, UserError)
     assert not (tmp_path / "comparison").exists()
 
 
@@ -308,11 +301,10 @@ def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition, more
     assert shown[:4] == ["+31.5", "±2.0", first, "+26.5 to +36.5"]
     assert (len(shown) == 4) == dealt_anew
     assert low == pytest.approx(0.315 - reach)  # never narrower
-    note = "Each seed deals other clients" if dealt_anew else "other clients, too"
-    assert note in section.note
+    assert ("Each seed deals other clients" if dealt_anew else "other clients, too") in section.note
 
 
-def test_any_run_can_be_the_reference(write_run, capsys):
+def test_any_run_can_be_the_reference(write_run, capsys, error_of):
     runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
     other = write_run("p", "fedprox", clients=TOGETHER)
     section = gains(compare(runs, reference=other))  # the reference is added to the comparison
@@ -320,10 +312,9 @@ def test_any_run_can_be_the_reference(write_run, capsys):
     assert [row[:2] for row in section.rows] == [("fedavg", "+0.0"), ("local", "-9.4")]
     assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0
     assert "Gain over local" in capsys.readouterr().out
-    assert main(["compare", str(runs[0]), "--reference", str(runs[0].parent / "none")]) == 2
-    assert main(["compare", str(runs[0]), "--worst", "1.5"]) == 2
-    said = "fedapps: --worst 1.5: must be above 0 and at most 1\n"
-    assert capsys.readouterr().err.endswith(said)
+    error_of("compare", runs[0], "--reference", runs[0].parent / "none")
+    said = error_of("compare", runs[0], "--worst", "1.5")
+    assert said == "fedapps: --worst 1.5: must be above 0 and at most 1\n"
 
 
 def test_other_data_are_not_paired(write_run):
@@ -335,10 +326,11 @@ def test_other_data_are_not_paired(write_run):
     local, other = run("l", "local", clients=ALONE), run("f", alpha=0.5)
     late = run("g", "fedprox", seed=1)
     assert gains(compare([other, late, local])) is None
-    with pytest.raises(
-        UserError, match=r"no run has the same seed, data and clients as .*l, so gains cannot"
-    ):
-        compare([other, late], reference=local)
+    refused(
+        lambda: compare([other, late], reference=local),
+        r"no run has the same seed, data and clients as .*l, so gains cannot",
+        UserError,
+    )
     noisy = run("n", noise="pair", group="sex")
     assert [row[0] for row in gains(compare([other, noisy, local])).rows] == [
         "fedavg alpha=0.1 noise=pair group=sex"
@@ -438,8 +430,7 @@ def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_
 )
 def test_impossible_sums_are_skipped(lie):
     _, metrics = replies()
-    honest = pooled_errors(metrics)
-    assert pooled_errors(metrics | {"liar": metrics[1] | lie}) == honest
+    assert pooled_errors(metrics | {"liar": metrics[1] | lie}) == pooled_errors(metrics)
     assert pooled_errors({"liar": metrics[1] | lie}) == {}
 
 

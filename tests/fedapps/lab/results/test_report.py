@@ -20,8 +20,6 @@ from tests.helpers import lacking, refused
 
 pytestmark = pytest.mark.slow
 
-VOID = {"meta", "img", "source", "br"}
-
 
 class Page(HTMLParser):
     """Collects tags, attributes, table rows and cards, and checks that every tag is
@@ -39,7 +37,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in VOID:
+        if tag not in ("meta", "img", "source", "br"):
             self._open.append(tag)
         if tag == "tr":
             self.rows.append([])
@@ -58,8 +56,7 @@ class Page(HTMLParser):
         if self._open and self._open[-1] == "dt":
             self._label = data
         if self._open and self._open[-1] == "dd":
-            place = self.notes if self._label in self.cards else self.cards
-            place[self._label] = data
+            (self.notes if self._label in self.cards else self.cards)[self._label] = data
 
 
 def report(path):

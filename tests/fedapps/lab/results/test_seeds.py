@@ -68,8 +68,7 @@ def test_the_crossed_interval_of_a_table_by_hand():
     assert plain.high - 3 == pytest.approx(reach, rel=1e-6)
     rest = np.outer([1.0, -1.0, 0.0], [1.0, -1.0, 0.0])
     crossed = crossed_interval(table + 2 * rest)  # MS_e = 4: V = (21 + 300 - 4) / 9
-    df = 317**2 / (21**2 / 2 + 300**2 / 2 + 4**2 / 4)
-    reach = student.ppf(0.975, df) * math.sqrt(317 / 9)
+    reach = student.ppf(0.975, 317**2 / (21**2 / 2 + 300**2 / 2 + 4**2 / 4)) * math.sqrt(317 / 9)
     assert crossed.high - 3 == pytest.approx(reach, rel=1e-6)
     # Seeds alone: no narrower than t over seeds
     seeds = crossed_interval(np.repeat([[1.0], [2.0], [6.0]], 3, axis=1) + rest / 10)

@@ -16,9 +16,7 @@ import pytest
 from fedapps.lab.sweeps.pool import DIED, PlannedRun, Pool, finished, run_all, run_one
 from fedapps.records.lock import WRITER, FolderLock
 from fedapps.records.rounds import status_of
-from tests.helpers import dying_after, outcome_of
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.helpers import ROOT, dying_after, outcome_of
 
 LASSO: dict[str, Any] = {
     "method": "fedfw",

@@ -63,7 +63,7 @@ def test_data_are_found_by_the_last_name_of_their_source(tmp_path):
     ]
 
 
-def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys):
+def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys, error_of):
     paper = tmp_path / "paper"
     paper.mkdir()
     for name, rounds in (("table-1", 4), ("table-2", 2)):
@@ -75,10 +75,10 @@ def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys):
     assert "about 6 min 00 s on two cores for 2 sweeps" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["table-1", "table-2"]
     (paper / "table-2.toml").write_text(LASSO + "[sweep]\nminutes = 1\n")
-    assert main([*command, "--scale", "one"]) == 2  # one file lacks this scale: nothing starts
-    assert "table-2.toml: --scale one: the file has full" in capsys.readouterr().err
-    assert main(["sweep", str(tmp_path / "out")]) == 2
-    assert "has no sweep file: a sweep file has a table [sweep]" in capsys.readouterr().err
+    said = error_of(*command, "--scale", "one")  # one file lacks this scale: nothing starts
+    assert "table-2.toml: --scale one: the file has full" in said
+    said = error_of("sweep", tmp_path / "out")
+    assert "has no sweep file: a sweep file has a table [sweep]" in said
 
 
 # --- what is kept ---------------------------------------------------------------------
@@ -120,10 +120,9 @@ def test_differences_by_seed_and_printed_numbers_are_columns(results_of):
         [sweep.printed.accuracy-mean]
         fedavg = "95.69"
     """
-    values = {"fedavg": (0.5, 0.6, 0.7), "local": (0.53, 0.62, 0.71)}
     accuracy = {
         f"{method}_seed-{seed}": by_seed[seed]
-        for method, by_seed in values.items()
+        for method, by_seed in {"fedavg": (0.5, 0.6, 0.7), "local": (0.53, 0.62, 0.71)}.items()
         for seed in range(3)
     }
     ((_, header, rows),) = results_of(text, accuracy).tables(str)
