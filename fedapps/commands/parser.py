@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from fedapps import json_log
 from fedapps.errors import (
     INTERRUPTED,
     USAGE_ERROR,
@@ -24,6 +23,7 @@ from fedapps.errors import (
     homeless,
     what_to_install,
 )
+from fedapps.notes import respect_no_color
 from fedapps.surroundings import settle
 
 COMMANDS = {
@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_system()  # before a command is imported
         arguments = parse(argv)
-        json_log.respect_no_color()
-        json_log.choose(getattr(arguments, "log_format", "text"))
+        respect_no_color()
         status = int(arguments.command(arguments))
         sys.stdout.flush()
         return status
@@ -90,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_error(text: str) -> None:
     """Print the error that ended the command."""
-    as_json = json_log.chosen()
-    line = json_log.line("ERROR", text, event="error") if as_json else f"fedapps: {text}"
-    print(line, file=sys.stderr)
+    print(f"fedapps: {text}", file=sys.stderr)
 
 
 def entry() -> None:

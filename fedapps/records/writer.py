@@ -78,10 +78,9 @@ FILES = (
     "run.log",
     TIMES,
     "trackers.json",
-    "trackers.lock",
     RELEASES,
 )
-FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
+FOLDERS = ("checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records
 # only every second, third, ... round.
 MAX_WEIGHTS = 100_000
@@ -127,10 +126,8 @@ class Recorder(Observer):
         self.classes = classes
         self.grid = grid
         self.best = best or Best()
-        #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
-        #: round had an evaluation.
+        #: The last record, the line of rounds.jsonl.
         self.row: dict[str, Any] = {}
-        self.clients: list[list[Any]] = []
         self.num_rounds = int(config["num-rounds"])
         self.wants_rows = bool(config.get("data.test-rows"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +158,7 @@ class Recorder(Observer):
 
     def __call__(self, now: Round) -> None:
         """Record a round. An error while writing is logged and does not end the run."""
-        self.clients, written = [], dict[str, str]()
+        written = dict[str, str]()
         row: dict[str, Any] = {
             "round": now.number,
             "clients": list(map(self.called, now.trained.clients)),
@@ -369,7 +366,7 @@ class Recorder(Observer):
             [self.called(client), *(values.get(name, "") for name in scalars)]
             for client, values in everyone
         ]
-        self.clients = [["client", *scalars], *rows]
+        clients = [["client", *scalars], *rows]
         curves = mean_curves(metrics)
         rows = [
             [self.called(client), *values[ROWS][at : at + 3]]
@@ -381,7 +378,7 @@ class Recorder(Observer):
             self.wants_rows = False  # said once
             log(WARNING, "%s.csv is not written: no client reports results of single rows", ROWS)
         return {
-            "clients.csv": csv_text(self.clients),
+            "clients.csv": csv_text(clients),
             **({ROWS + ".csv": csv_text([["client", *ROW_COLUMNS], *rows])} if rows else {}),
             **({"curves.json": json.dumps(curves)} if curves else {}),
         }

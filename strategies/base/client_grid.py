@@ -159,7 +159,7 @@ class ClientGrid(NamedGrid):
             wanted = self.timing.number_to_ask(wanted or len(self._connected()), len(busy))
         if wanted or self.timing:
             self._active = self.sample(server_round, wanted)
-        # is under way and not sent anything, but without a message a round waits for nobody
+        # is under way and not sent anything, but without a message no round waits
         if not self._active and busy:
             self._active = busy[:1]
 

@@ -145,8 +145,8 @@ class Timing:
         return self.pace.late == "partial"
 
     def number_to_ask(self, num_clients: int, busy: int) -> int:
-        """Return how many clients a round asks that needs ``num_clients``; of those that
-        are connected, so many are ``busy``.
+        """Return how many clients a round asks that needs ``num_clients``; of the
+        connected ones, so many are ``busy``.
         """
         if self.buffer:
             return max(num_clients - busy, 0)

@@ -41,7 +41,7 @@ from fedapps.lab.results.speed import speed_section
 from fedapps.lab.results.survival_plots import survival_figure, survival_section
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
-from fedapps.records.reader import RunFolder, read_run
+from fedapps.records.reader import RunFolder
 from fedapps.records.uncertainty import SHARE
 
 RUN, REPORT, COMPARISON = "run", "report", "comparison"
@@ -197,10 +197,3 @@ def write_figures(folder: Path, figures: Mapping[str, Figure], form: str) -> lis
         paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
         replace(paths[-1], partial(Path.write_bytes, data=file(figure, form)))
     return paths
-
-
-def write_plots(run_dir: Path) -> list[Path]:
-    """Write the plots of a run as `plots/*.png` into its folder, where trackers read
-    them, and return the paths.
-    """
-    return write_figures(run_dir / "plots", run_figures(read_run(run_dir)), "png")

@@ -20,7 +20,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections, write_plots
+from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections
 from fedapps.records.files import write_text
 from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
@@ -77,17 +77,14 @@ _CARDS = {
 }
 
 
-def write_report(folder: Path | str, plots: bool = False) -> Path:
-    """Write `report.html` into the folder of a run and return its path. ``plots``: also
-    write `plots/*.png`, which trackers read.
+def write_report(folder: Path | str) -> Path:
+    """Write `report.html` into the folder of a run and return its path.
 
     Raises ``UserError`` if the folder holds no run.
     """
     run = read_run(folder)
     path = run.path / "report.html"
     write_text(path, report_html(run))
-    if plots:
-        write_plots(run.path)
     return path
 
 
