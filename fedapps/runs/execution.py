@@ -17,10 +17,10 @@ from fedapps.records.audit import FILE as AUDIT, AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.data_record import check_same_data, record_data, settings_digest
-from fedapps.records.image_grids import ImageGrids
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
 from fedapps.records.rounds import check_resumable, new_clients_of, read_rounds
+from fedapps.records.synthetic_set import SyntheticSet
 from fedapps.records.time_log import TimeLog
 from fedapps.records.writer import FILES, Recorder
 from fedapps.runs.assembly import (
@@ -144,11 +144,7 @@ def _execute(
         *([TimeLog(timing, recorder.files, folder, done, recorder.called)] if timing else []),
         recorder,
         checkpoints,
-        *(
-            [ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)]
-            if isinstance(inner, MakingSamples)
-            else []
-        ),
+        *([SyntheticSet(folder, inner)] if isinstance(inner, MakingSamples) else []),
         *([audited] if audit else []),
         Needed((train, evaluate), checkpoints),
         *([trackers(settings, done, recorder)] if settings.track else []),

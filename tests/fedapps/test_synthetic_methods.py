@@ -36,6 +36,5 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path):
     digits; chance is 10 %.
     """
     small = {"num-clients": 2, "data.partition": "iid", "data.max-samples": 200, "seed": 1}
-    # seconds of drawing, tested elsewhere
-    job = {"method": method, "task": "digits", "synthetic.every": 0, **small}
+    job = {"method": method, "task": "digits", **small}
     assert run_inline(tmp_path / "run", **job)["accuracy-mean"] > 0.5

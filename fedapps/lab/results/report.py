@@ -22,8 +22,8 @@ from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections
 from fedapps.records.files import write_text
-from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
+from fedapps.records.synthetic_set import PICTURE
 
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
@@ -158,18 +158,11 @@ def _thinning(run: RunFolder, points: int) -> list[Html]:
 
 
 def _synthetic(run: RunFolder) -> list[Html]:
-    """The synthetic images of the last round, and an animation over all rounds."""
-    drawn, animation = grids(run.path)[-1:], run.path / FOLDER / ANIMATION
-    pictures = [
-        html.image(f"Synthetic images, {path.stem.replace('-', ' ')}", path.read_bytes())
-        for path in drawn
-    ]
-    if animation.is_file():
-        words = "Synthetic images over the rounds, animated"
-        pictures.append(html.image(words, animation.read_bytes()))
-    if not pictures:
+    """The synthetic images of the last round."""
+    path, title = run.path / PICTURE, "Synthetic images"
+    if not path.is_file():
         return []
-    return [html.heading("Synthetic images"), html.panel(Html("".join(pictures)), "plots")]
+    return [html.heading(title), html.panel(html.image(title, path.read_bytes()), "plots")]
 
 
 def state_sentence(run: RunFolder) -> str:
