@@ -44,7 +44,7 @@ from fedapps.records.measures import (
 from fedapps.records.reader import read_table
 from fedapps.records.releases import RELEASES
 from fedapps.records.rounds import NEW_CLIENTS, read_rounds
-from fedapps.records.tables import confusion_table, group_table, survival_table
+from fedapps.records.tables import confusion_table, group_table, pooled_concordance
 from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.strategies.base.capabilities import (
@@ -69,7 +69,6 @@ FILES = (
     "test-rows.csv",
     "groups.csv",
     "confusion.csv",
-    "risk-groups.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -101,7 +100,6 @@ class Recorder(Observer):
         classes: Sequence[str] = (),
         best: Best | None = None,
         lock: FolderLock | None = None,
-        grid: Sequence[float] = (),
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -115,7 +113,7 @@ class Recorder(Observer):
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
         scored with, by default the last one. ``lock``: held on the folder; rows get its
-        run id. ``grid``: the times at which clients count their test samples.
+        run id.
         """
         self.folder = folder
         self.files = Files(folder, lock.check) if lock else Files(folder)
@@ -124,7 +122,6 @@ class Recorder(Observer):
         self.groups = groups
         self.names = names
         self.classes = classes
-        self.grid = grid
         self.best = best or Best()
         #: The last record, the line of rounds.jsonl.
         self.row: dict[str, Any] = {}
@@ -211,13 +208,13 @@ class Recorder(Observer):
             row |= _travelled("evaluate-", now.evaluated)
             written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
             metrics = {self.called(c): m for c, m in scored.items()}
-            tables = {
-                "confusion.csv": confusion_table(self.classes, metrics),
-                "risk-groups.csv": survival_table(self.grid, metrics),
-            }
+            tables = [
+                ("confusion.csv", confusion_table(self.classes, metrics)),
+                ("", pooled_concordance(metrics)),
+            ]
             if self.groups is not None:
-                tables["groups.csv"] = group_table(self.groups, metrics)
-            for name, (table, measures, left_out) in tables.items():
+                tables.append(("groups.csv", group_table(self.groups, metrics)))
+            for name, (table, measures, left_out) in tables:
                 if table:
                     written[name] = csv_text(table)
                 row["evaluate"] |= measures

@@ -42,7 +42,7 @@ from fedapps.strategies.base.messages import innermost
 from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 from fedapps.strategies.secure import secured
-from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
+from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.adapters import Tracked
 from fedapps.tracking.callback import Trackers
@@ -126,7 +126,6 @@ def _execute(
         classes_of(settings, task),
         best,
         lock,
-        task.grid if isinstance(task, HasCurves) else (),
     )
     checkpoints.record = recorder.files
     if not done:

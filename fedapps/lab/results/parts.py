@@ -38,7 +38,6 @@ from fedapps.lab.results.run_plots import (
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.secure_sums import secure_section
 from fedapps.lab.results.speed import speed_section
-from fedapps.lab.results.survival_plots import survival_figure, survival_section
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
 from fedapps.records.reader import RunFolder
@@ -107,11 +106,6 @@ PLOTS: Mapping[str, Sequence[PagePlot]] = {
         PagePlot("train-loss", "Training loss over rounds", loss_figure),
         PagePlot("clients", "Score of each client, sorted", own_bars),
         PagePlot("confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
-        PagePlot(
-            "survival",
-            "Survival by group of predicted risk, after Kaplan and Meier",
-            survival_figure,
-        ),
         PagePlot("weights", "Weight of each client over rounds, as a heat map", weights_figure),
         PagePlot("", "Plot {}", curve_figures),
         PagePlot("measures", "Other measures over rounds", other_measures),
@@ -139,7 +133,6 @@ TABLES: Mapping[str, Sequence[Callable[[Shown], Section | None]]] = {
     ),
     REPORT: (
         lambda shown: classes_section(shown.run),
-        lambda shown: survival_section(shown.run),
         lambda shown: secure_section(shown.run),
     ),
     COMPARISON: (

@@ -53,7 +53,7 @@ def test_rows_of_one_logit_of_numbers_of_times_and_of_texts():
     assert found.tolist() == [[13.0, 12.0, 1.0], [16.0, 16.0, 0.0]]
     assert np.sqrt(found[:, 2].mean()) == pytest.approx(scores["rmse"])
     times = torch.tensor([[5.0, 1.0], [7.0, 0.0]], dtype=torch.float64)
-    _, found = rows(survival.survival(), numbers, times)
+    _, found = rows(survival.SURVIVAL, numbers, times)
     assert found.tolist() == [[5.0, 1.0, 1.0], [7.0, 0.0, 3.0]]
     tokens = torch.eye(4)[torch.tensor([[1, 2], [3, 3]])]
     scores, found = rows(evaluation.NEXT_TOKEN, tokens, torch.tensor([[1, 2], [3, 0]]))

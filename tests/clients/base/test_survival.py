@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedapps.clients.base.data import ClientData, Split
-from fedapps.clients.base.survival import cox_loss, survival
+from fedapps.clients.base.survival import SURVIVAL, cox_loss
 from fedapps.clients.fedavg import FedAvgClient
 
 TIMES, EVENTS = [2.0, 3.0, 3.0, 5.0, 7.0], [1.0, 1.0, 1.0, 0.0, 1.0]
@@ -52,12 +52,12 @@ def test_without_an_event_loss_and_gradient_are_zero():
 
 def test_scores_without_a_comparable_pair_have_no_concordance():
     net, x = nn.Linear(1, 1), torch.arange(5.0)[:, None]
-    scores = survival().score(net, Split(x, Y))
+    scores = SURVIVAL.score(net, Split(x, Y))
     # of ten pairs those two who tie, and the censored one with the last, are not
     assert sum(scores["pair-counts"]) == 8
     assert 0 <= scores["concordance"] <= 1
     data = Split(x[:1], Y[:1])
-    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=survival())
+    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=SURVIVAL)
     _, _, none = client.evaluate([w.detach().numpy() for w in net.parameters()], {})
     assert none["pair-counts"] == [0, 0, 0]
     assert "concordance" not in none
@@ -69,5 +69,5 @@ def test_the_loss_of_many_rows_is_that_of_all_risk_sets():
     y = torch.tensor(np.stack([rng.exponential(size=3000), np.ones(3000)], 1))
     data = Split(torch.tensor(rng.normal(size=(3000, 1)), dtype=torch.float32), y)
     net = nn.Linear(1, 1)
-    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=survival())
+    client = FedAvgClient(lambda _: net, ClientData(data, data, data), objective=SURVIVAL)
     assert client.mean_loss(data) == pytest.approx(float(cox_loss(net(data.x), y)), rel=1e-6)
