@@ -23,7 +23,7 @@ from fedapps.lab.charts.drawing import (
     title,
 )
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.charts.theme import MOST, Theme
+from fedapps.lab.charts.theme import Theme
 from fedapps.records.reader import RunFolder, as_float
 
 #: More rows or columns than this cannot be distinguished in a heat map.
@@ -46,7 +46,7 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     total = len(clients)
     chosen, reason = _clients_shown(table)
     table, clients = table[chosen], [clients[place] for place in chosen]
-    edges, table = _fewer_columns(rounds, table, round(_MAX_COLUMNS * (theme.points / MOST) ** 2))
+    edges, table = _fewer_columns(rounds, table)
 
     height = max(3.0, 1.6 + 0.155 * len(clients))
     figure, (axes,) = panels(1, 1, (6.2, height), theme)
@@ -99,15 +99,15 @@ def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
     ), "with the largest weights" if asked.min() == asked.max() else "that were sampled most often"
 
 
-def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:
+def _fewer_columns(rounds: Sequence[int], table: Floats) -> tuple[Floats, Floats]:
     """Return the borders of the columns, and the weights. If there are too many rounds,
     these are means over adjacent rounds.
     """
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
-    if len(rounds) <= most:
+    if len(rounds) <= _MAX_COLUMNS:
         return edges, table
-    starts = np.arange(0, len(rounds), -(-len(rounds) // most))
+    starts = np.arange(0, len(rounds), -(-len(rounds) // _MAX_COLUMNS))
     count = np.add.reduceat((~np.isnan(table)).astype(float), starts, axis=1)
     total = np.add.reduceat(np.nan_to_num(table), starts, axis=1)
     means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)

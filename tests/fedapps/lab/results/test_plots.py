@@ -154,7 +154,7 @@ def test_of_many_clients_some_are_shown_and_the_label_says_which(
 def test_many_rounds_are_averaged_over_those_with_the_client():
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
-    edges, means = fair_plots._fewer_columns(range(1, 481), table, fair_plots._MAX_COLUMNS)
+    edges, means = fair_plots._fewer_columns(range(1, 481), table)
     np.testing.assert_array_equal(edges, np.arange(0.5, 481, 2))
     np.testing.assert_array_equal(means[0], [0.5, 0.5] + [np.nan] * 238)
 
