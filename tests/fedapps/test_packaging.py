@@ -76,7 +76,7 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
     }
     # by the extra "simulation" of Flower, and by datasets
     brought = {"huggingface_hub", "fastapi", "ray", "pandas"}
-    optional = names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"])
+    optional = names(extras["text"]) | names(extras["vision"])
     others = (
         {known.get(name, name) for name in roots}
         - set(sys.stdlib_module_names)
