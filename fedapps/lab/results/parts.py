@@ -37,7 +37,6 @@ from fedapps.lab.results.run_plots import (
 )
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.secure_sums import secure_section
-from fedapps.lab.results.speed import speed_section
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
 from fedapps.records.reader import RunFolder
@@ -129,7 +128,6 @@ TABLES: Mapping[str, Sequence[Callable[[Shown], Section | None]]] = {
         _worst,
         lambda shown: newcomers_section(shown.run),
         lambda shown: groups_section(shown.run),
-        lambda shown: speed_section(shown.run),
     ),
     REPORT: (
         lambda shown: classes_section(shown.run),
