@@ -1,19 +1,19 @@
 """`fedapps export DIR --client 7`: writes the model that a client of a finished run was
 scored with, as named arrays and as a program. Without ``--client``, it writes the
 global model.
-
-The files also name their net (``runs.model_files``).
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedapps.algorithms.common.measures import LEADING
+from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.lab.commands.options import command_options
+from fedapps.records.files import replace
 from fedapps.runs.assembly import build_task
-from fedapps.runs.model_files import described, write_model
 from fedapps.runs.models import (
     exported,
     identified,
@@ -23,6 +23,9 @@ from fedapps.runs.models import (
     write_program,
 )
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 add_options = command_options(
     (
@@ -72,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     name = "global" if number is None else f"client-{number}"
     out = arguments.out or arguments.run / f"{name}.safetensors"
-    metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
+    metadata = {name: str(value) for name, value in scores.items()}
     # for users who load the model without this project
     if (scale := scale_of(settings, task, number)) is not None:
         metadata |= {
@@ -105,3 +108,15 @@ def execute(arguments: argparse.Namespace) -> int:
         write_program(client, tensors, arguments.program)
         print(f"written: {arguments.program}")
     return 0
+
+
+def write_model(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> None:
+    """Write a model; an error leaves no partial file. Raises ``UserError``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.contiguous() for name, tensor in arrays.items()}
+    try:
+        replace(out, lambda path: save_file(whole, path, metadata))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out}: cannot be written ({error})") from None

@@ -31,7 +31,6 @@ COMMANDS = {
     "sweep": "run a grid of settings and seeds",
     "contest": "find the method that suits your data",
     "export": "write the model that a client was scored with",
-    "adapt": "train an exported model further on your own samples",
     "data": "show which samples each client gets",
     "methods": "list the methods",
     "settings": "list or explain the settings",
