@@ -94,11 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})
-    settings, status = launch(
-        settings_of(arguments),
-        how,
-        write_report,
-    )
+    settings, status = launch(settings_of(arguments), how, write_report)
     folder = Path(settings.out)
     if status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""

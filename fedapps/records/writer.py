@@ -93,8 +93,8 @@ class Recorder(Observer):
         folder: Path,
         config: Mapping[str, Value],
         task: str,
+        strategy: Any,
         done: int = 0,
-        strategy: Any = None,
         groups: Groups | None = None,
         names: Sequence[str] = (),
         classes: Sequence[str] = (),
@@ -191,7 +191,7 @@ class Recorder(Observer):
                 row[SCORES] = scores(scored, [d["client"] for d in diverged])
             of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
-            own = own_measures(self.strategy) if self.strategy is not None else {}
+            own = own_measures(self.strategy)
             row["evaluate"] = {
                 name: value
                 for name, value in weighted.items()
@@ -251,8 +251,6 @@ class Recorder(Observer):
         """Return the number of models sent in training: counted by the method, or one
         per message if messages are models.
         """
-        if self.strategy is None:
-            return {}
         if counted := counted_models(self.strategy):
             return {**counted, "counts-models": True}
         if replies_of(self.strategy) == "model":

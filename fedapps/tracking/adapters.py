@@ -37,11 +37,6 @@ class Tracked:
     to: str
 
     @property
-    def name(self) -> str:
-        """The name of the run."""
-        return self.folder.name
-
-    @property
     def sweep(self) -> str:
         """The name of the run's sweep, or ""."""
         return self.folder.parent.parent.name if self.folder.parent.name == CELLS else ""
@@ -74,7 +69,7 @@ class TensorBoardEvents:
     """
 
     def __init__(self, run: Tracked) -> None:
-        folder = run.folder if not run.to else Path(run.to) / run.sweep / run.name
+        folder = run.folder if not run.to else Path(run.to) / run.sweep / run.folder.name
         kind = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         # A resumed run repeats the rounds after the checkpoint; purge their first
         # records.
@@ -124,7 +119,7 @@ class MlflowRun:
             experiment = self.client.get_experiment_by_name(name)
         self.id = run.stored_id("mlflow")
         if not self.id:
-            created = self.client.create_run(experiment.experiment_id, run_name=run.name)
+            created = self.client.create_run(experiment.experiment_id, run_name=run.folder.name)
             self.id = created.info.run_id
             parameters = [
                 self.entities.Param(key, str(value)[:LONGEST]) for key, value in run.config.items()
@@ -170,7 +165,7 @@ class WandbRun:
         )
         self.run: Any = self.wandb.init(
             project=run.to or os.environ.get("WANDB_PROJECT", PROJECT),
-            name=run.name,
+            name=run.folder.name,
             group=run.sweep or None,
             id=run.stored_id("wandb") or None,
             resume="allow",

@@ -159,7 +159,10 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         _bars(panel, stack, theme)
         if place:
             heights = worst_first(stacks[0].mean(0), column, stack.shape[1])
-            _outline(panel, heights, f"{shown[0][0][:30]}, for comparison", theme)
+            # the first method's bars as a line over those of the panel
+            places = np.arange(len(heights) + 1) - 0.5
+            width = 1.4 if len(heights) <= _MAX_BARS else 0.9
+            panel.steps(places, heights, theme.ink, width, f"{shown[0][0][:30]}, for comparison")
         if len(shown) > 1:
             lines = wrap(label, 32, max_lines=2, placeholder="…")
             title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
@@ -241,12 +244,6 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
         axes.whiskers(places, stack.min(0), stack.max(0), theme.muted, 1.1, label)
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
-
-
-def _outline(axes: Panel, heights: Floats, label: str, theme: Theme) -> None:
-    """Draw another method's bars as a line over those of the panel."""
-    width = 1.4 if len(heights) <= _MAX_BARS else 0.9
-    axes.steps(np.arange(len(heights) + 1) - 0.5, heights, theme.ink, width, label)
 
 
 def _name_clients(axes: Panel, rows: Sequence[Mapping[str, Any]], most: int) -> None:

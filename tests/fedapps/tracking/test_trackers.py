@@ -115,10 +115,8 @@ def test_trackers_receive_a_failed_run(tracker_class, tmp_path):
 
 
 def test_runs_of_a_sweep_know_its_name(tmp_path):
-    cell = Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {}, 0, "")
-    assert (cell.name, cell.sweep) == ("alpha=1", "sweep-alpha")
-    single = Tracked(tmp_path / "run", {}, 0, "")
-    assert (single.name, single.sweep) == ("run", "")
+    assert Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {}, 0, "").sweep == "sweep-alpha"
+    assert Tracked(tmp_path / "run", {}, 0, "").sweep == ""
 
 
 def test_measures_are_the_numbers_of_a_record():

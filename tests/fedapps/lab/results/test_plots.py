@@ -35,7 +35,7 @@ def decides(weights):
 
 def record(folder, strategy, rounds, done=0, answered=("a", "b"), num_rounds=12):
     settings = read_settings({"method": "fedavg", "num-rounds": num_rounds}).flat()
-    recorder = writer.Recorder(folder, settings, "digits", done, strategy)
+    recorder = writer.Recorder(folder, settings, "digits", strategy, done)
     for number in rounds:
         recorder(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
 
