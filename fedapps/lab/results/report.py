@@ -14,7 +14,6 @@ from fedapps.formats import (
     one_line,
 )
 from fedapps.lab.charts import html
-from fedapps.lab.charts.chart_script import SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST
 from fedapps.lab.results.class_tables import trivial_sentence
@@ -88,7 +87,7 @@ def write_report(folder: Path | str) -> Path:
 def report_html(run: RunFolder) -> str:
     """The report as text."""
     title = f"{run.method} on {run.subject}" if run.subject else run.method
-    return html.page(title, report_body(run), (SCRIPT,))
+    return html.page(title, report_body(run))
 
 
 def report_body(run: RunFolder) -> list[Html]:
