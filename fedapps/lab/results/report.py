@@ -80,14 +80,9 @@ def write_report(folder: Path | str) -> Path:
     """
     run = read_run(folder)
     path = run.path / "report.html"
-    write_text(path, report_html(run))
-    return path
-
-
-def report_html(run: RunFolder) -> str:
-    """The report as text."""
     title = f"{run.method} on {run.subject}" if run.subject else run.method
-    return html.page(title, report_body(run))
+    write_text(path, html.page(title, report_body(run)))
+    return path
 
 
 def report_body(run: RunFolder) -> list[Html]:
