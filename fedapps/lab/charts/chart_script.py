@@ -209,6 +209,25 @@ function setUp(figure) {
 }
 
 document.querySelectorAll("figure.chart").forEach(setUp);
+for (const part of document.querySelectorAll("details")) {
+  const title = part.querySelector("summary").firstChild.textContent;
+  part.open = (history.state || {})[title] ?? part.open;
+}
+})();
+"""
+
+#: Reloads the page of a run that goes on, unless nobody looks at it or a chart shows
+#: values. ``SCRIPT`` keeps parts open that the reader has opened, also at the end.
+RELOAD = r"""
+(() => {
+"use strict";
+const parts = [...document.querySelectorAll("details")];
+const title = part => part.querySelector("summary").firstChild.textContent;
+setInterval(() => {
+  if (document.hidden || document.querySelector(".mark")) return;
+  history.replaceState(Object.fromEntries(parts.map(part => [title(part), part.open])), "");
+  location.reload();
+}, 3000);
 })();
 """
 
@@ -258,6 +277,6 @@ figure.chart:focus-visible, [data-k]:focus-visible {
 """
 
 
-def fingerprint() -> str:
+def fingerprint(script: str = SCRIPT) -> str:
     """The source expression for a page's policy that allows only this script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -184,22 +184,23 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 """
 
 
-def page(heading: str, body: Sequence[Html]) -> str:
-    """The whole document; `heading` is the window's title. Only the charts' script may
-    run, at the end of the page; it can request nothing.
+def page(heading: str, body: Sequence[Html], scripts: Sequence[str] = (SCRIPT,)) -> str:
+    """The whole document; `heading` is the window's title. `scripts`: the only ones
+    that may run, at the end of the page; they can request nothing.
     """
+    allowed = " ".join(map(fingerprint, scripts))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Even if an escape were forgotten, no foreign code could run or load.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
-        f"{fingerprint()}; connect-src 'none'\">\n"
+        f"{allowed}; connect-src 'none'\">\n"
         f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}{palette(body)}</style>\n"
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n"
-        + f'<script class="page">{SCRIPT}</script>\n'
+        + "".join(f'<script class="page">{script}</script>\n' for script in scripts)
         + "</body>\n</html>\n"
     )
 

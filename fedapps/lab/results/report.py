@@ -14,6 +14,7 @@ from fedapps.formats import (
     one_line,
 )
 from fedapps.lab.charts import html
+from fedapps.lab.charts.chart_script import SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST
 from fedapps.lab.results.class_tables import trivial_sentence
@@ -81,7 +82,7 @@ def write_report(folder: Path | str) -> Path:
     run = read_run(folder)
     path = run.path / "report.html"
     title = f"{run.method} on {run.subject}" if run.subject else run.method
-    write_text(path, html.page(title, report_body(run)))
+    write_text(path, html.page(title, report_body(run), (SCRIPT,)))
     return path
 
 

@@ -7,6 +7,7 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 
 import io
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,8 @@ from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.toml_text import read_toml
 
+#: The share of a core that pages in the meantime may use.
+SHARE = 0.03
 #: The lock of a folder against a second sweep, which would start the same runs.
 only_one = partial(FolderLock, name="sweep.lock")
 #: Settings with these values are filled in by the run, from its data.
@@ -146,27 +149,42 @@ def execute_sweep(
     missing: Sequence[PlannedRun],
     way: Way,
     console: Console | None = None,
+    page_every: float = 10.0,
 ) -> tuple[Results | None, dict[str, str]]:
     """Execute the missing runs of a sweep, prune folders, write tables and plots.
     Return the results of the finished runs, if any, and the errors of failed runs by
     name.
 
-    ``console``: where the progress is shown.
+    ``console``: where the progress is shown. ``page_every``: seconds between two pages
+    in the meantime, written when a run ends; if drawing takes long, there are fewer.
     """
     keep, failed = plan.grid.options.keep, {}
     (plan.out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def read() -> Results:
+        folders = [point.run.folder for point in plan.points]
+        return Results(plan, {path.name: read_run(path) for path in folders if finished(path)})
+
     with only_one(plan.out):
         write_record(plan)
+        due = time.monotonic() + page_every
         with SweepProgress([point.run for point in plan.points], missing, console) as progress:
-            for ended in ended_runs(missing, way):
-                progress.show_end(ended)
-                prune(ended.run.folder, keep)
-                if ended.error:
-                    failed[ended.run.folder.name] = ended.error
+            try:
+                for ended in ended_runs(missing, way):
+                    progress.show_end(ended)
+                    prune(ended.run.folder, keep)
+                    if ended.error:
+                        failed[ended.run.folder.name] = ended.error
+                    if (began := time.monotonic()) >= due:
+                        write_page(read(), plan.out, failed, going=True)
+                        due = time.monotonic() + max(page_every, (time.monotonic() - began) / SHARE)
+            except BaseException:
+                if (plan.out / "report.html").exists():  # it must not reload for ever
+                    write_page(read(), plan.out, failed)
+                raise
         for point in plan.points:
             prune(point.run.folder, keep)
-        folders = [point.run.folder for point in plan.points]
-        results = Results(plan, {path.name: read_run(path) for path in folders if finished(path)})
+        results = read()
         if not results.runs:
             return None, failed
         write_text(plan.out / "table.csv", results.csv())

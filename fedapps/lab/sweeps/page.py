@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedapps.formats import one_line, seconds_text
 from fedapps.lab.charts import html
+from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
@@ -83,23 +84,27 @@ def _columns(results: Results) -> list[tuple[str, dict[str, Runs]]]:
     ]
 
 
-def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
+def write_page(
+    results: Results, folder: Path, failed: Mapping[str, str], going: bool = False
+) -> Path:
     """Write the self-contained ``report.html``, and the plots that the file names as
-    ``plots/*.png``. Return the page's path. ``failed``: errors by run name.
+    ``plots/*.png``. Return the page's path. ``failed``: errors by run name. ``going``:
+    whether the sweep goes on; the page then reloads itself, and there are no files.
     """
-    if results.plan.grid.options.plot:
+    if results.plan.grid.options.plot and not going:
         write_figures(folder / "plots", figures(results), "png")
     path = folder / "report.html"
-    write_text(path, _html(results, failed))
+    write_text(path, _html(results, folder, failed, going))
     return path
 
 
-def _html(results: Results, failed: Mapping[str, str]) -> str:
+def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool) -> str:
     plan = results.plan
     missing = len(results.runs) < len(plan.points)
-    state = "failed" if failed else "interrupted" if missing else "completed"
+    ended = "failed" if failed else "interrupted" if missing else "completed"
+    state = "running" if going and not failed else ended
     body = [
-        html.header(plan.title, "", _subtitle(plan), state, _state(results, failed)),
+        html.header(plan.title, "", _subtitle(plan), state, _state(results, failed, going)),
         html.paragraph(results.note(), "quiet"),
     ]
     for name, table in tables_html(results):
@@ -131,8 +136,9 @@ def _html(results: Results, failed: Mapping[str, str]) -> str:
     )
     axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
-    body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
-    return html.page(plan.title, body)
+    rows = _run_table(results, folder if going else None)
+    body.append(html.collapsible("Runs", str(len(plan.points)), rows, is_open=going))
+    return html.page(plan.title, body, (SCRIPT, RELOAD) if going else (SCRIPT,))
 
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:
@@ -147,8 +153,10 @@ def _subtitle(plan: Plan) -> str:
     return " · ".join([*varied, f"{len(plan.points)} runs"])
 
 
-def _state(results: Results, failed: Mapping[str, str]) -> str:
+def _state(results: Results, failed: Mapping[str, str], going: bool) -> str:
     done = f"{len(results.runs)} of {len(results.plan.points)} runs finished"
+    if going:
+        return f"… {done}{f', {len(failed)} failed' if failed else ''}."
     if failed:
         return f"✗ {done}, {len(failed)} failed. Repeat the command to try them again."
     if len(results.runs) < len(results.plan.points):
@@ -156,8 +164,8 @@ def _state(results: Results, failed: Mapping[str, str]) -> str:
     return f"✓ {done}."
 
 
-def _run_table(results: Results) -> Html:
-    """Return one row per run."""
+def _run_table(results: Results, folder: Path | None) -> Html:
+    """Return one row per run, with a link to its report if it has one in ``folder``."""
     runs: dict[str, RunFolder] = {run.path.name: run for run in results.runs}
     rows = []
     for point in results.plan.points:
@@ -165,5 +173,8 @@ def _run_table(results: Results) -> Html:
         labels = ", ".join(short_label(axis, label) for axis, label in point.labels.items())
         rounds = run.rounds_completed if run else "-"
         seconds = seconds_text(run.numbers["seconds"]) if run else "-"
-        rows.append((labels, rounds, seconds, f"cells/{point.name}"))
+        where = html.text(f"cells/{point.name}")
+        if folder and (folder / where / "report.html").exists():
+            where = Html(f'<a href="{where}/report.html">{where}</a>')
+        rows.append((labels, rounds, seconds, where))
     return html.table(["run", "rounds", "time", "folder"], rows, 1)

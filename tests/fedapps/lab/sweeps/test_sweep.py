@@ -518,6 +518,43 @@ def test_the_page_is_self_contained_and_escapes_names(results_of, tmp_path):
     assert re.findall(r'data-name="(.*?)"', page) == ["curves"]
 
 
+def test_the_page_is_drawn_again_while_the_sweep_goes_on(plan_of, in_process):
+    """The second run sees the page that was drawn after the first one. A sweep that was
+    interrupted or has ended reloads nothing.
+    """
+    plan, way, pages = plan_of(LASSO + "seed = [0, 1, 2]\n"), sweep_module.Way(jobs=1), []
+
+    def go():
+        missing = sweep_module.missing_runs(plan, way)
+        sweep_module.execute_sweep(plan, missing, way, page_every=0.0)
+
+    def page():
+        return (plan.out / "report.html").read_text()
+
+    def stopped(name):
+        if name == "seed-1":
+            pages.append(page())
+        elif name == "seed-2":
+            raise KeyboardInterrupt
+
+    in_process.before = stopped
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert lacking(pages[0], "… 1 of 3 runs finished.", "reload()") == []
+    assert lacking(page(), "2 of 3 runs finished. Repeat the command", "reload()") == ["reload()"]
+    in_process.before = lambda name: None
+    go()
+    assert "reload()" not in page()
+
+
+def test_the_page_of_a_sweep_that_goes_on_links_to_the_reports_that_are_drawn(results_of, tmp_path):
+    results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": None})
+    (tmp_path / "out/cells/local").mkdir()
+    (tmp_path / "out/cells/local/report.html").touch()
+    page = write_page(results, tmp_path / "out", {}, going=True).read_text()
+    assert re.findall('<a href="(.*?)">', page) == ["cells/local/report.html"]
+
+
 # --- the command ----------------------------------------------------------------------
 
 
