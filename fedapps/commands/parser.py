@@ -28,6 +28,7 @@ from fedapps.surroundings import settle
 
 COMMANDS = {
     "run": "run one method",
+    "watch": "follow a run or a sweep in the browser",
     "sweep": "run a grid of settings and seeds",
     "contest": "find the method that suits your data",
     "export": "write the model that a client was scored with",
@@ -39,7 +40,7 @@ COMMANDS = {
     "deploy": "start a SuperLink and SuperNodes on this machine",
 }
 #: Those in ``fedapps/lab/commands``.
-LAB = {"sweep", "contest", "data", "compare", "figures"}
+LAB = {"sweep", "watch", "contest", "data", "compare", "figures"}
 #: Faults of the folders that a user names, not of the program.
 NO_ROOM = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 

@@ -82,6 +82,7 @@ add_options = command_options(
             "help": "with --resume: execute the code that DIR names",
         },
         "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
+        "--watch": {},
     },
 )
 
@@ -89,12 +90,18 @@ add_options = command_options(
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
     from fedapps.lab import write_report
+    from fedapps.lab.watch import watched
     from fedapps.records.reader import read_run
     from fedapps.records.rounds import status_of
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})
-    settings, status = launch(settings_of(arguments), how, write_report)
+    settings, status = launch(
+        settings_of(arguments),
+        how,
+        write_report,
+        watch=lambda folder: watched(folder, arguments.watch),
+    )
     folder = Path(settings.out)
     if status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""

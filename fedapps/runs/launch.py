@@ -8,7 +8,7 @@ The command `fedapps run` and ``fedapps.run(...)`` both fill a :class:`Launch` a
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,12 +126,13 @@ def launch(
     how: Launch,
     report: Callable[[Path], object],
     console: Console | None = None,
+    watch: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Settings, str]:
     """Check the settings, run, and write the report; return the settings in full, and
     "completed" or "interrupted".
 
-    ``report``: writes the report. ``console``: where progress is shown. Raises
-    ``UserError``, ``RunFailed``.
+    ``report``: writes the report. ``console``: where progress is shown. ``watch``: the
+    context in which the run's folder is watched. Raises ``UserError``, ``RunFailed``.
     """
     settle_caches()  # for those who start from Python; before data are read
     how, why = how.decided()
@@ -168,6 +169,7 @@ def launch(
             inline_grid(settings, parts, how.workers)  # forked before there are threads
             if how.engine == "inline"
             else nullcontext() as grid,
+            watch(folder),
             Progress(settings.num_rounds, label, console) as progress,
         ):
             progress.poll(folder)  # shows the completed rounds of a resumed run

@@ -32,6 +32,10 @@ SHARED: Options = {
         "metavar": "F",
         "help": "share of a GPU for each client (ray)",
     },
+    "--watch": {
+        "action": "store_true",
+        "help": "draw the report again while the run goes on",
+    },
 }
 
 

@@ -19,6 +19,7 @@ from fedapps.lab.commands.options import command_options
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.plan import Plan, read_plans
 from fedapps.lab.sweeps.pool import finished
+from fedapps.lab.watch import watched
 
 add_options = command_options(
     ("Run every combination of the values that a file lists, and write tables, plots and a page."),
@@ -57,6 +58,7 @@ add_options = command_options(
         "--gpus-per-run": {},
         "--gpus-per-client": {},
         "--out": {"help": "results folder (default: results/sweep-FILE)"},
+        "--watch": {"help": "draw the reports of the runs again while they go on"},
         "--dry-run": {"action": "store_true", "help": "only list the runs"},
     },
 )
@@ -88,7 +90,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
         out = plan.out
         if len(plans) > 1:
             print(f"== {plan.title}", file=sys.stderr)
-        results, reasons = execute_sweep(plan, runs, way)
+        with watched(out, arguments.watch):
+            results, reasons = execute_sweep(plan, runs, way)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None:
             print(

@@ -14,7 +14,7 @@ from fedapps.formats import (
     one_line,
 )
 from fedapps.lab.charts import html
-from fedapps.lab.charts.chart_script import SCRIPT
+from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST
 from fedapps.lab.results.class_tables import trivial_sentence
@@ -81,18 +81,31 @@ def write_report(folder: Path | str) -> Path:
     """
     run = read_run(folder)
     path = run.path / "report.html"
-    title = f"{run.method} on {run.subject}" if run.subject else run.method
-    write_text(path, html.page(title, report_body(run), (SCRIPT,)))
+    write_text(path, report_html(run))
     return path
 
 
-def report_body(run: RunFolder) -> list[Html]:
+def report_html(run: RunFolder, going: str = "") -> str:
+    """The report as text. ``going``: for a run that goes on, a sentence on when it
+    ends; the page then reloads itself.
+    """
+    scripts = (SCRIPT, RELOAD) if going else (SCRIPT,)
+    return html.page(report_title(run), report_body(run, going), scripts)
+
+
+def report_title(run: RunFolder) -> str:
+    """The title of the window."""
+    return f"{run.method} on {run.subject}" if run.subject else run.method
+
+
+def report_body(run: RunFolder, going: str) -> list[Html]:
     """The parts of the report."""
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
     pictures = charts(PLOTS[RUN], run)
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
+        *([html.paragraph(going, "quiet")] if going else []),
         *([html.paragraph(below)] if (below := trivial_sentence(run)) else []),
         *_key_numbers(run),
     ]
