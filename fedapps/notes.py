@@ -1,8 +1,9 @@
 """Notes on data and nets, printed on standard error before a run starts, and silence
-of other loggers.
+or colours of other loggers.
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,3 +48,14 @@ def quiet(level: int, *names: str) -> Iterator[None]:
     finally:
         for one, usual in zip(loggers, before, strict=True):
             one.setLevel(usual)
+
+
+def respect_no_color() -> None:
+    """Remove the colours from Flower's log if NO_COLOR is set (no-color.org)."""
+    if not os.environ.get("NO_COLOR"):
+        return
+    import flwr.common  # noqa: F401 - makes the handler
+
+    for handler in logging.getLogger("flwr").handlers:
+        if hasattr(handler, "colored"):
+            handler.colored = False

@@ -66,9 +66,7 @@ def run(grid: Grid, context: Context) -> None:
     rounds: deque[Round] = deque(maxlen=1)
     at_exit(partial(close, Path(settings.out), rounds))
     try:
-        summary = execute(
-            settings, grid, [rounds.append], flower_run=str(context.run_id), report=write_report
-        )
+        summary = execute(settings, grid, [rounds.append], flower_run=str(context.run_id))
         for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
             log(INFO, "%s", line)
         log(INFO, "summary: %s", json.dumps(summary))

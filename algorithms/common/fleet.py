@@ -208,15 +208,13 @@ class Measured:
         """Return when a training ends: as it was in that round, or after some measured
         seconds of the client. Raises ``ValueError`` if there are none.
         """
-        if self._arrivals:
-            if (client, number) not in self._arrivals:
-                raise ValueError(
-                    f"time.file: client {client} was not asked in round {number} of that run: a "
-                    "run is repeated with its own settings"
-                )
+        if (client, number) in self._arrivals:
             return self._arrivals[client, number]
         if client not in self._seconds:
-            raise ValueError(f"time.file: has no seconds of client {client}")
+            raise ValueError(
+                f"time.file: has no seconds of client {client} in round {number}: a run is "
+                "repeated with its own settings"
+            )
         of_client = self._seconds[client]
         seconds = of_client[generator(seed, "duration", client, number).integers(len(of_client))]
         return Training(began + seconds, whole=began + seconds, steps=seconds)

@@ -30,7 +30,7 @@ from fedapps.clients.base.data import ArrayData, ClientData
 from fedapps.clients.base.newcomers import newcomer_metrics
 from fedapps.clients.base.options import Config, acknowledged, notice_unread
 from fedapps.clients.base.precision import at_precision
-from fedapps.clients.base.scores import COUNTS
+from fedapps.clients.base.scores import CONFUSION
 from fedapps.clients.base.together import one_of_many
 
 ClientFn = Callable[[Context], NumPyClient | Client]
@@ -90,8 +90,8 @@ def to_client_app(
             validated = client.evaluate_validation(arrays, config)
         loss, num_examples, metrics = client.evaluate(arrays, config)
         reported = {"loss": float(loss), **metrics, **validated}
-        for name in () if sent.class_counts else COUNTS:
-            reported.pop(name, None)
+        if not sent.class_counts:
+            reported.pop(CONFUSION, None)
         return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")

@@ -28,12 +28,8 @@ ROWS, ROW_COLUMNS = "test-rows", ("label", "right", "value")
 MOST_ROWS = 3000
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"
-#: The counts of ``algorithms.common.confusion``, flattened.
+#: The counts of ``algorithms.common.confusion``, flattened; only with ``class-counts``.
 CONFUSION = "confusion"
-#: The counts by group of risk of ``algorithms.common.survival``, flattened.
-SURVIVAL = "survival-counts"
-#: What a client reports only with ``class-counts``.
-COUNTS = (CONFUSION, SURVIVAL)
 
 
 def row_results(

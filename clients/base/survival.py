@@ -17,18 +17,15 @@ Grimberg, He, Loeb, ..., Andreux (24 authors), "FLamby", NeurIPS 2022, arXiv 221
 appendix on Fed-TCGA-BRCA, whose loss takes tied events in the order of the rows.
 """
 
-from collections.abc import Sequence
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.measures import PAIRS
 from fedapps.algorithms.common.modules import outputs_of
-from fedapps.algorithms.common.survival import concordance, pair_counts, risk_counts
+from fedapps.algorithms.common.survival import concordance, pair_counts
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Objective
-from fedapps.clients.base.scores import SURVIVAL, Scores, row_results
+from fedapps.clients.base.scores import Scores, row_results
 
 
 def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -41,9 +38,9 @@ def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return ((at_risk - risks) * y[order, 1].to(risks.dtype)).mean()
 
 
-def score(model: nn.Module, data: Split, grid: Sequence[float]) -> Scores:
-    """Return loss, concordance (unless no pair is comparable), pair-counts and, given a
-    ``grid`` of times, survival-counts (``algorithms.common.survival``).
+def score(model: nn.Module, data: Split) -> Scores:
+    """Return loss, concordance (unless no pair is comparable) and pair-counts
+    (``algorithms.common.survival``).
     """
     outputs = outputs_of(model, data.x).reshape(-1)
     out: Scores = {"loss": float(cox_loss(outputs, data.y)), "test-samples": len(data)}
@@ -53,11 +50,8 @@ def score(model: nn.Module, data: Split, grid: Sequence[float]) -> Scores:
     out[PAIRS] = list(pairs)
     if (c := concordance(pairs)) is not None:
         out["concordance"] = c
-    if len(grid):
-        out[SURVIVAL] = risk_counts(times, events, risks, grid).ravel().tolist()
     return out | row_results(data, times, events, risks)
 
 
-def survival(grid: Sequence[float] = ()) -> Objective:
-    """Return the objective of ranking times. ``grid``: the times of the curves."""
-    return Objective(cox_loss, partial(score, grid=tuple(grid)), whole=True)
+#: The objective of ranking times.
+SURVIVAL = Objective(cox_loss, score, whole=True)

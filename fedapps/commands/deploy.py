@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import json_log
 from fedapps.deployment.certificates import (
     CA,
     SERVER,
@@ -161,11 +160,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.site and arguments.site not in deployment.sites:
         raise UserError(f"no site {arguments.site!r}: choose one of {', '.join(deployment.sites)}")
     source = deployment.sites[arguments.site] if arguments.site else deployment.superlink
-    lines = source.words().splitlines()[-arguments.lines :]
-    if json_log.chosen():
-        converter = json_log.Converter(recorded=True, site=arguments.site or "superlink")
-        lines = [converter.convert(line) for line in lines if line.strip()]
-    print("\n".join(lines))
+    print("\n".join(source.words().splitlines()[-arguments.lines :]))
     return 0
 
 
@@ -278,7 +273,6 @@ ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Options]] = {
                 "metavar": "N",
                 "help": "print the last N lines (default: 50)",
             },
-            "--log-format": {},
         },
     ),
     "flwr": (

@@ -1,21 +1,19 @@
 """`fedapps export DIR --client 7`: writes the model that a client of a finished run was
 scored with, as named arrays and as a program. Without ``--client``, it writes the
 global model.
-
-The files also name their net (``runs.model_files``).
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedapps.algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.lab.commands.options import command_options
+from fedapps.records.files import replace
 from fedapps.runs.assembly import build_task
-from fedapps.runs.model_files import described, write_model
 from fedapps.runs.models import (
     exported,
     identified,
@@ -24,8 +22,10 @@ from fedapps.runs.models import (
     settings_in,
     write_program,
 )
-from fedapps.runs.onnx_file import check_packages, write_onnx
-from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns, SplitsSamples
+from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 add_options = command_options(
     (
@@ -43,12 +43,7 @@ add_options = command_options(
         "--out": {
             "type": Path,
             "metavar": "FILE",
-            "help": "file (default: client-N or global in DIR, with the ending of the format)",
-        },
-        "--format": {
-            "choices": ["safetensors", "onnx"],
-            "default": "safetensors",
-            "help": "onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
+            "help": "file (default: client-N.safetensors or global.safetensors in DIR)",
         },
         "--program": {
             "type": Path,
@@ -65,12 +60,9 @@ add_options = command_options(
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the model and return the exit status."""
-    onnx = arguments.format == "onnx"
-    if onnx:
-        check_packages()
     if arguments.client is None:
         client, scores, tensors = of_nobody(
-            arguments.run, onnx or arguments.program is not None, arguments.trust
+            arguments.run, arguments.program is not None, arguments.trust
         )
     else:
         client, scores, tensors = exported(arguments.run, arguments.client, arguments.trust)
@@ -82,8 +74,8 @@ def execute(arguments: argparse.Namespace) -> int:
         else identified(task, settings.num_clients, arguments.client)[0]
     )
     name = "global" if number is None else f"client-{number}"
-    out = arguments.out or arguments.run / f"{name}.{arguments.format}"
-    metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
+    out = arguments.out or arguments.run / f"{name}.safetensors"
+    metadata = {name: str(value) for name, value in scores.items()}
     # for users who load the model without this project
     if (scale := scale_of(settings, task, number)) is not None:
         metadata |= {
@@ -94,18 +86,12 @@ def execute(arguments: argparse.Namespace) -> int:
             name: json.dumps(values)
             for name, values in task.input_scale(settings.num_clients).items()
         }
-    target_scale = task.target_scale if isinstance(task, PredictsNumbers) else None
-    if target_scale is not None:  # the prediction is center + scale * output
+    if isinstance(task, PredictsNumbers):  # the prediction is center + scale * output
         metadata |= {
-            f"target-{name}": json.dumps(getattr(target_scale, name).tolist())
+            f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
             for name in ("center", "scale")
         }
-    if onnx:
-        check_scale(task, number)
-        numbers = task.samples.numbers if isinstance(task, SplitsSamples) else None
-        write_onnx(client, tensors, scale, target_scale, out, numbers.used if numbers else ())
-    else:
-        write_model(tensors, metadata, out)
+    write_model(tensors, metadata, out)
     named = {name.removesuffix("-mean"): value for name, value in scores.items()}
     own = {} if number is not None else {k: named.pop(k) for k in LEADING if k in named}
     shown = ", ".join(
@@ -124,10 +110,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_scale(task: Any, number: int | None) -> None:
-    """Raise ``UserError`` if an ONNX file cannot hold the scale of the inputs."""
-    if number is None and isinstance(task, SplitsSamples) and task.standardise == "client":
-        raise UserError(
-            "--format onnx: clients scale their inputs differently: name one with --client, or run "
-            "with data.standardise=sums"
-        )
+def write_model(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> None:
+    """Write a model; an error leaves no partial file. Raises ``UserError``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.contiguous() for name, tensor in arrays.items()}
+    try:
+        replace(out, lambda path: save_file(whole, path, metadata))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out}: cannot be written ({error})") from None

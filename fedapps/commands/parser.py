@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from fedapps import json_log
 from fedapps.errors import (
     INTERRUPTED,
     USAGE_ERROR,
@@ -24,6 +23,7 @@ from fedapps.errors import (
     homeless,
     what_to_install,
 )
+from fedapps.notes import respect_no_color
 from fedapps.surroundings import settle
 
 COMMANDS = {
@@ -32,7 +32,6 @@ COMMANDS = {
     "sweep": "run a grid of settings and seeds",
     "contest": "find the method that suits your data",
     "export": "write the model that a client was scored with",
-    "adapt": "train an exported model further on your own samples",
     "data": "show which samples each client gets",
     "methods": "list the methods",
     "settings": "list or explain the settings",
@@ -54,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_system()  # before a command is imported
         arguments = parse(argv)
-        json_log.respect_no_color()
-        json_log.choose(getattr(arguments, "log_format", "text"))
+        respect_no_color()
         status = int(arguments.command(arguments))
         sys.stdout.flush()
         return status
@@ -90,9 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_error(text: str) -> None:
     """Print the error that ended the command."""
-    as_json = json_log.chosen()
-    line = json_log.line("ERROR", text, event="error") if as_json else f"fedapps: {text}"
-    print(line, file=sys.stderr)
+    print(f"fedapps: {text}", file=sys.stderr)
 
 
 def entry() -> None:

@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedapps import json_log
 from fedapps.errors import INTERRUPTED
 from fedapps.extensions.own_code import check_trusted, code_named
 from fedapps.lab.commands.options import command_options
@@ -84,7 +83,6 @@ add_options = command_options(
         },
         "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
         "--watch": {},
-        "--log-format": {},
     },
 )
 
@@ -101,22 +99,11 @@ def execute(arguments: argparse.Namespace) -> int:
     settings, status = launch(
         settings_of(arguments),
         how,
-        report=write_report,
+        write_report,
         watch=lambda folder: watched(folder, arguments.watch),
     )
     folder = Path(settings.out)
-    if json_log.chosen():
-        print(
-            json_log.line(
-                "WARNING" if status == "interrupted" else "INFO",
-                f"the run has ended: {status}",
-                event="end",
-                run=folder.name,
-                status=status,
-                folder=folder,
-            )
-        )
-    elif status == "interrupted":
+    if status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""
         print(
             f"interrupted; continue with: fedapps run --resume{trust} --out {folder}{how.again}",

@@ -38,7 +38,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print all settings, or those of a table or key; return the exit status."""
     known = settings_in(all_tables())
     if is_reference(arguments.name) or (
-        arguments.name not in by_table(known) and is_registered(arguments.name)
+        arguments.name
+        and arguments.name not in by_table(known)
+        and arguments.name in (*registered("method"), *registered("task"))
     ):
         print("\n".join(described(setting) for setting in settings_in(tables_of(arguments.name))))
         return 0
@@ -47,15 +49,6 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print(overview(known, shutil.get_terminal_size().columns))
     return 0
-
-
-def is_registered(name: str) -> bool:
-    """Return whether an installed package registers a method or a task of this name."""
-    return (
-        bool(name)
-        and "." not in name
-        and (name in registered("method") or name in registered("task"))
-    )
 
 
 def tables_of(name: str) -> dict[str, type]:

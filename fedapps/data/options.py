@@ -361,7 +361,6 @@ class SyntheticOptions(Options):
     """
 
     samples: int = option(100, "size of the set, as many of each class", low=1)
-    every: int = option(10, "rounds between pictures of it; 0: only after the last", low=0)
     steps: int = option(400, "Adam steps on the classifier that is trained on it", low=1)
     reference: str = option(
         "",

@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedapps.extensions.beside import PACKED, pack
 from fedapps.toml_text import Value, flatten_toml, to_toml
 
 PARTS = ("algorithms", "strategies", "clients")  # folders beside fedapps in a checkout
@@ -48,22 +47,19 @@ def copy_app(
         for folder in import_module(f"fedapps.{name}").__path__
         for source in Path(folder).rglob("*.py")
     }
-    code = {place: path for place, path in (own or {}).items() if path.suffix == ".py"}
-    for target, source in (files | {PurePath(place): path for place, path in code.items()}).items():
+    own = own or {}
+    for target, source in (files | {PurePath(place): path for place, path in own.items()}).items():
         (app / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / target)
     if own:
-        if beside := {place: own[place] for place in own.keys() - code.keys()}:
-            (app / PACKED).write_text(pack(beside), encoding="utf-8")
         known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
         more = {
             f"tool.flwr.app.config.{key}": value
             for key, value in (run_config or {}).items()
             if key not in known
         }
-        listed = "".join(
-            f"{json.dumps(place)}, " for place in (*code, *[PACKED][: len(beside)])
-        )  # Flower leaves out files and rejects settings that are not listed
+        # Flower leaves out files and rejects settings that are not listed
+        listed = "".join(f"{json.dumps(place)}, " for place in own)
         text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + (
             "\n" + to_toml(more) if more else ""
         )

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedapps import json_log
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.capacity import (
     Machine,
@@ -215,7 +214,6 @@ class SubmittedRun:
 
     def __init__(self, superlink: Connection, following: Following) -> None:
         self.superlink, self.following, self.log_path = superlink, following, following.log_path
-        self.converter = json_log.Converter(run=self.log_path.parent.name)
         # the ServerApp's status, if the simulation was stopped before its end
         self.lingered: str | None = None
         self.run_id: str | None = None
@@ -316,7 +314,7 @@ class SubmittedRun:
         continues.
         """
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
-            log.write((self.converter.convert(text) if json_log.chosen() else text) + "\n")
+            log.write(text + "\n")
 
     def outcome(self) -> Outcome:
         """Return how the run ended, as reported by `flwr list`: exit codes do not

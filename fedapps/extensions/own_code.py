@@ -22,8 +22,6 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options
 from fedapps.errors import UserError, first_line
-from fedapps.extensions.beside import files_read
-from fedapps.notes import logger
 
 #: What stands before the colon of a net of a library, which is not the user's code.
 LIBRARIES = ("torchvision", "timm", "transformers")
@@ -90,8 +88,8 @@ def _place(thing: Any) -> str:
 
 
 def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the files of the user's code named in the settings, and those that a net
-    reads: the ones of the current folder, by their path below it.
+    """Return the files of the user's code named in the settings that are in the current
+    folder, by their path below it.
     """
     if not code_named(config):
         return {}
@@ -111,10 +109,7 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
             Path(*name.split("."), "__init__.py"),
         ):
             files[place.as_posix()] = path
-    more = files_read(folder)
-    if more:
-        logger.warning("sent with the app, since the net reads them: %s", ", ".join(more))
-    return files | more
+    return files
 
 
 def check_trusted(place: Path, config: Mapping[str, Any], named: Collection[object] = ()) -> None:

@@ -93,7 +93,7 @@ def run(
         given["out"] = str(out)
     wanted = with_defaults({**given, "resume": resume})
     check_used(given, wanted.flat())
-    launched, status = launch(wanted, how, _console(progress), write_report)
+    launched, status = launch(wanted, how, write_report, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
     return Run(Path(launched.out), trust=True)

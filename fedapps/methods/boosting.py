@@ -94,11 +94,6 @@ def histogram_strategy(
     return HistogramBoosting(task.num_features, options, numbers, outputs)
 
 
-def local_strategy(options: LocalBoostingOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the strategy of local boosting."""
-    return LocalBoosting(options, table_of(task, "local-boosting")[0])
-
-
 def rows_of(
     task: Any, client_id: int | str, num_clients: int, standardise: bool = False
 ) -> tuple[Any, dict[str, Any]]:
@@ -184,7 +179,9 @@ METHODS: dict[str, Method] = {
         trait="boosts",
         builds=LocalBoosting,
         page="histogram-boosting",
-        strategy=local_strategy,
+        strategy=lambda options, task, context: LocalBoosting(
+            options, table_of(task, "local-boosting")[0]
+        ),
         client=local_client,
         tasks=("tabular", "regression"),
         defaults={"num-rounds": 152, "evaluate-every": 10},

@@ -24,7 +24,6 @@ from fedapps.algorithms.common.steps import Eager, Problem
 from fedapps.clients.base.training import trainable
 from fedapps.clients.steps.sgd import SGD, descent
 from fedapps.errors import UserError
-from fedapps.extensions.beside import beside
 from fedapps.extensions.own_code import guarded, load
 from fedapps.extensions.registered import reference_of
 from fedapps.models.base import Shape
@@ -53,7 +52,7 @@ def build_own(
     from the seed, has outputs of another shape, or cannot be trained.
     """
     of_library = _hub(name, input_shape, pretrained)
-    with torch_seeded(seed), beside():
+    with torch_seeded(seed):
         build = of_library or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(
@@ -67,7 +66,7 @@ def build_own(
         """Return a net whose lazy layers have their weights, which are drawn by the
         seed, too.
         """
-        with torch_seeded(seed), beside():
+        with torch_seeded(seed):
             with guarded(KEY, name, "cannot be built", own=True):
                 net = build(**arguments)
             if not isinstance(net, nn.Module):

@@ -1,12 +1,11 @@
 """Weights that a run starts from, from a safetensors file."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.errors import UserError
@@ -14,7 +13,7 @@ from fedapps.errors import UserError
 
 def read_weights(net: nn.Module, file: str) -> None:
     """Load the arrays of ``file`` into ``net``; names and shapes must be those of the
-    net. Raises ``UserError`` for the first array that differs.
+    net, and values finite. Raises ``UserError`` for the first array that differs.
     """
     key = f"model.weights = {file!r}"
     if not Path(file).is_file():
@@ -23,14 +22,6 @@ def read_weights(net: nn.Module, file: str) -> None:
         arrays = load_file(file)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{key}: is not a safetensors file: {error}") from None
-    check_arrays(key, arrays, net)
-    net.load_state_dict(arrays)
-
-
-def check_arrays(key: str, arrays: Mapping[str, Tensor], net: nn.Module) -> None:
-    """Raise ``UserError``, which begins with ``key``, unless the arrays have the names
-    and shapes of the net's arrays, and finite values.
-    """
     wanted = net.state_dict()
     for name in [*wanted, *arrays]:
         if name not in arrays:
@@ -50,3 +41,4 @@ def check_arrays(key: str, arrays: Mapping[str, Tensor], net: nn.Module) -> None
             )
         if not bool((torch.isfinite(arrays[name]) | (arrays[name] == wanted[name])).all()):
             raise UserError(f"{key}: array {name!r} holds values that are not finite")
+    net.load_state_dict(arrays)

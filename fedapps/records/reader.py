@@ -42,8 +42,7 @@ class RunFolder:
     `settings` is flat with dotted keys. `rounds` has one record per round, sorted.
     `clients` has one row per client of the last evaluation (numbers as int or float,
     the client's id as str), `groups` one row per group of samples, `confusion` one per
-    class, `survival` one per group of risk and time. `summary` is empty if it was not
-    written.
+    class. `summary` is empty if it was not written.
     """
 
     path: Path
@@ -56,7 +55,6 @@ class RunFolder:
     summary: dict[str, Any]
     groups: list[dict[str, Any]] = field(default_factory=list)
     confusion: list[dict[str, Any]] = field(default_factory=list)
-    survival: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -360,7 +358,6 @@ def read_run(run_dir: Path | str) -> RunFolder:
         clients=read_table(path / "clients.csv", "client"),
         groups=read_table(path / "groups.csv", "group"),
         confusion=read_table(path / "confusion.csv", "actual"),
-        survival=read_table(path / "risk-groups.csv", "group"),
         curves={
             k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
         },

@@ -1,6 +1,6 @@
 """The tables of an evaluation from counts and sums that clients report: groups of
-samples (groups.csv), the confusion matrix (confusion.csv), survival by group of risk
-(risk-groups.csv); each with its measures over all clients for the round's record.
+samples (groups.csv) and the confusion matrix (confusion.csv), with their measures over
+all clients for the round's record; and the concordance of all pairs, without a table.
 
 What clients report is untrusted. Counts that no samples could produce are left out, and
 the log names the client and the reason.
@@ -17,7 +17,7 @@ from flwr.common import log
 from fedapps.algorithms.common import confusion, survival
 from fedapps.algorithms.common.measures import PAIRS
 from fedapps.algorithms.fairness.groups import Groups, add_up, group_gaps, group_measures
-from fedapps.clients.base.scores import CONFUSION, SURVIVAL
+from fedapps.clients.base.scores import CONFUSION
 from fedapps.strategies.base.records import most_common
 
 #: The metrics of a client, by client.
@@ -113,51 +113,25 @@ def confusion_table(classes: Sequence[str], metrics: Metrics) -> Found:
     return table, {f"{name}-pooled": value for name, value in pooled.items()}, left_out
 
 
-#: Why a client is not in the mean of the concordances.
-NONE = "no pair of its test samples is comparable"
-RISK_COLUMNS = ("group", "time", "at-risk", "events", "survival")
-
-
-def survival_table(grid: Sequence[float], metrics: Metrics) -> Found:
-    """Return the table of the curves at the times ``grid``, the concordance of all
-    pairs within clients, and of each client left out its id and the reason.
+def pooled_concordance(metrics: Metrics) -> Found:
+    """Return the concordance of all pairs within clients, and of each client left out
+    its id and the reason.
 
     ``metrics``: those of every client. Without any counts all is empty.
     """
     if not any(PAIRS in values for values in metrics.values()):
         return [], {}, []
-    alone = [client for client, values in metrics.items() if values.get(PAIRS) == [0, 0, 0]]
-    others = {client: values for client, values in metrics.items() if client not in alone}
-    pairs, left_out = sound_lists(PAIRS, others, _fault_of_pairs)
-    left_out += [{"client": client, "reason": f"{PAIRS}: {NONE}"} for client in alone]
-    pooled = survival.concordance(
-        [sum(column) for column in zip(*pairs, strict=True)] if pairs else []
-    )
-    measures = {} if pooled is None else {"concordance-pooled": pooled}
-    size = len(survival.GROUPS) * 2 * (len(grid) + 1)
-    if not len(grid) or not any(SURVIVAL in values for values in metrics.values()):
-        return [], measures, left_out
-    sound, more = sound_lists(
-        SURVIVAL,
-        metrics,
-        lambda values: survival.fault(values[SURVIVAL], size, values.get("test-samples", 0)),
-    )
-    total = sum((np.array(counts, np.int64) for counts in sound), np.zeros(size, np.int64))
-    table: list[list[Any]] = [list(RISK_COLUMNS)]
-    for name, (censored, failed) in zip(
-        survival.GROUPS, total.reshape(len(survival.GROUPS), 2, -1), strict=True
-    ):
-        columns = survival.kaplan_meier(censored, failed)
-        rows = zip(grid, columns[0].tolist(), failed.tolist(), columns[1].tolist(), strict=False)
-        table += [[name, f"{time:.6g}", n, d, "" if np.isnan(s) else s] for time, n, d, s in rows]
-    return (table if total.any() else []), measures, left_out + more
+    sound, left_out = sound_lists(PAIRS, metrics, _fault_of_pairs)
+    pooled = survival.concordance([sum(column) for column in zip(*sound, strict=True)])
+    return [], {} if pooled is None else {"concordance-pooled": pooled}, left_out
 
 
 def _fault_of_pairs(values: Mapping[str, Any]) -> str | None:
     counts, own = values[PAIRS], values.get("concordance")
-    if found := survival.fault(counts, 3, values.get("test-samples", 0)):
+    if found := survival.fault(counts, values.get("test-samples", 0)):
         return found
-    c = survival.concordance(counts)
-    if c is None or not isinstance(own, float) or abs(c - own) > 1e-6:
+    if (c := survival.concordance(counts)) is None:
+        return "no pair of its test samples is comparable"
+    if not isinstance(own, float) or abs(c - own) > 1e-6:
         return f"the counts have concordance {c}, the client {own}"
     return None

@@ -11,10 +11,8 @@ import csv
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from fedapps.records.files import Files, csv_text
-from fedapps.records.reader import read_table
 from fedapps.strategies.base.clocks import Flight
 from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import ClientId
@@ -22,25 +20,6 @@ from fedapps.strategies.base.timing import Timing
 
 FILE = "time.csv"
 COLUMNS = ["client", "round", "asked", "arrived", "share", "fate", "ended"]
-
-
-def read_times(folder: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of a run's file; [] without one. Numbers are numbers,
-    the name of a client is text, and a cell that is empty is not there.
-    """
-    return [row for row in read_table(folder / FILE, "client") if "ended" in row]
-
-
-def seconds_by_client(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return how long each client took, or would have taken for all of its steps, of
-    its trainings that did not fail.
-    """
-    seconds: dict[str, list[float]] = {}
-    for row in rows:
-        if "arrived" in row and row["fate"] != "failed":
-            took = (row["arrived"] - row["asked"]) / row.get("share", 1.0)
-            seconds.setdefault(row["client"], []).append(took)
-    return seconds
 
 
 class TimeLog(Observer):

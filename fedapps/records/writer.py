@@ -44,7 +44,7 @@ from fedapps.records.measures import (
 from fedapps.records.reader import read_table
 from fedapps.records.releases import RELEASES
 from fedapps.records.rounds import NEW_CLIENTS, read_rounds
-from fedapps.records.tables import confusion_table, group_table, survival_table
+from fedapps.records.tables import confusion_table, group_table, pooled_concordance
 from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.strategies.base.capabilities import (
@@ -69,7 +69,6 @@ FILES = (
     "test-rows.csv",
     "groups.csv",
     "confusion.csv",
-    "risk-groups.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -78,10 +77,9 @@ FILES = (
     "run.log",
     TIMES,
     "trackers.json",
-    "trackers.lock",
     RELEASES,
 )
-FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
+FOLDERS = ("checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records
 # only every second, third, ... round.
 MAX_WEIGHTS = 100_000
@@ -95,14 +93,13 @@ class Recorder(Observer):
         folder: Path,
         config: Mapping[str, Value],
         task: str,
+        strategy: Any,
         done: int = 0,
-        strategy: Any = None,
         groups: Groups | None = None,
         names: Sequence[str] = (),
         classes: Sequence[str] = (),
         best: Best | None = None,
         lock: FolderLock | None = None,
-        grid: Sequence[float] = (),
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -116,7 +113,7 @@ class Recorder(Observer):
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
         scored with, by default the last one. ``lock``: held on the folder; rows get its
-        run id. ``grid``: the times at which clients count their test samples.
+        run id.
         """
         self.folder = folder
         self.files = Files(folder, lock.check) if lock else Files(folder)
@@ -125,12 +122,9 @@ class Recorder(Observer):
         self.groups = groups
         self.names = names
         self.classes = classes
-        self.grid = grid
         self.best = best or Best()
-        #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
-        #: round had an evaluation.
+        #: The last record, the line of rounds.jsonl.
         self.row: dict[str, Any] = {}
-        self.clients: list[list[Any]] = []
         self.num_rounds = int(config["num-rounds"])
         self.wants_rows = bool(config.get("data.test-rows"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +155,7 @@ class Recorder(Observer):
 
     def __call__(self, now: Round) -> None:
         """Record a round. An error while writing is logged and does not end the run."""
-        self.clients, written = [], dict[str, str]()
+        written = dict[str, str]()
         row: dict[str, Any] = {
             "round": now.number,
             "clients": list(map(self.called, now.trained.clients)),
@@ -197,7 +191,7 @@ class Recorder(Observer):
                 row[SCORES] = scores(scored, [d["client"] for d in diverged])
             of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
-            own = own_measures(self.strategy) if self.strategy is not None else {}
+            own = own_measures(self.strategy)
             row["evaluate"] = {
                 name: value
                 for name, value in weighted.items()
@@ -214,13 +208,13 @@ class Recorder(Observer):
             row |= _travelled("evaluate-", now.evaluated)
             written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
             metrics = {self.called(c): m for c, m in scored.items()}
-            tables = {
-                "confusion.csv": confusion_table(self.classes, metrics),
-                "risk-groups.csv": survival_table(self.grid, metrics),
-            }
+            tables = [
+                ("confusion.csv", confusion_table(self.classes, metrics)),
+                ("", pooled_concordance(metrics)),
+            ]
             if self.groups is not None:
-                tables["groups.csv"] = group_table(self.groups, metrics)
-            for name, (table, measures, left_out) in tables.items():
+                tables.append(("groups.csv", group_table(self.groups, metrics)))
+            for name, (table, measures, left_out) in tables:
                 if table:
                     written[name] = csv_text(table)
                 row["evaluate"] |= measures
@@ -257,8 +251,6 @@ class Recorder(Observer):
         """Return the number of models sent in training: counted by the method, or one
         per message if messages are models.
         """
-        if self.strategy is None:
-            return {}
         if counted := counted_models(self.strategy):
             return {**counted, "counts-models": True}
         if replies_of(self.strategy) == "model":
@@ -369,7 +361,7 @@ class Recorder(Observer):
             [self.called(client), *(values.get(name, "") for name in scalars)]
             for client, values in everyone
         ]
-        self.clients = [["client", *scalars], *rows]
+        clients = [["client", *scalars], *rows]
         curves = mean_curves(metrics)
         rows = [
             [self.called(client), *values[ROWS][at : at + 3]]
@@ -381,7 +373,7 @@ class Recorder(Observer):
             self.wants_rows = False  # said once
             log(WARNING, "%s.csv is not written: no client reports results of single rows", ROWS)
         return {
-            "clients.csv": csv_text(self.clients),
+            "clients.csv": csv_text(clients),
             **({ROWS + ".csv": csv_text([["client", *ROW_COLUMNS], *rows])} if rows else {}),
             **({"curves.json": json.dumps(curves)} if curves else {}),
         }

@@ -2,7 +2,7 @@
 rounds, writes the results folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from fedapps.records.audit import FILE as AUDIT, AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.data_record import check_same_data, record_data, settings_digest
-from fedapps.records.image_grids import ImageGrids
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
 from fedapps.records.rounds import check_resumable, new_clients_of, read_rounds
+from fedapps.records.synthetic_set import SyntheticSet
 from fedapps.records.time_log import TimeLog
 from fedapps.records.writer import FILES, Recorder
 from fedapps.runs.assembly import (
@@ -42,18 +42,11 @@ from fedapps.strategies.base.messages import innermost
 from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 from fedapps.strategies.secure import secured
-from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
+from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.adapters import Tracked
 from fedapps.tracking.callback import Trackers
 from fedapps.tracking.names import names_of
-
-#: Writes the report of the run in a folder and, with ``plots=True``, plots as files.
-Report = Callable[..., object]
-
-
-def no_report(folder: Path, **_: object) -> None:
-    """Write nothing."""
 
 
 def execute_inline(
@@ -62,7 +55,6 @@ def execute_inline(
     parts: Parts | None = None,
     workers: int | None = 1,
     shared: Cores | None = None,
-    report: Report = no_report,
 ) -> dict[str, Any]:
     """Execute the run in this process, or its clients in worker processes; server and
     clients share one task. See :func:`execute`, and :func:`inline_grid` for ``workers``
@@ -70,7 +62,7 @@ def execute_inline(
     """
     parts = parts or assembled(settings)
     with inline_grid(settings, parts, workers, shared) as grid:
-        return execute(settings, grid, callbacks, parts, report=report)
+        return execute(settings, grid, callbacks, parts)
 
 
 def assembled(settings: Settings) -> Parts:
@@ -85,17 +77,16 @@ def execute(
     callbacks: Sequence[Callback] = (),
     parts: Parts | None = None,
     flower_run: str = "",
-    report: Report = no_report,
 ) -> dict[str, Any]:
     """Run all rounds and return the content of summary.json. A failure is recorded
     there, and its error is raised.
 
     ``callbacks`` are called after the run's own callbacks. ``parts``: task and
     strategy, not used before; built here by default. ``flower_run``: the id of the run
-    in Flower, if that runs it. ``report``: writes what the trackers receive.
+    in Flower, if that runs it.
     """
     with FolderLock(Path(settings.out), WRITER, flower_run) as lock:
-        return _execute(settings, grid, callbacks, parts, lock, report)
+        return _execute(settings, grid, callbacks, parts, lock)
 
 
 def _execute(
@@ -104,7 +95,6 @@ def _execute(
     callbacks: Sequence[Callback],
     parts: Parts | None,
     lock: FolderLock,
-    report: Report,
 ) -> dict[str, Any]:
     folder = Path(settings.out)
     repeatable(settings.device)
@@ -129,14 +119,13 @@ def _execute(
         folder,
         settings.flat(),
         task.name,
-        done,
         strategy,
+        done,
         task.groups if isinstance(task, HasGroups) else None,
         names,
         classes_of(settings, task),
         best,
         lock,
-        task.grid if isinstance(task, HasCurves) else (),
     )
     checkpoints.record = recorder.files
     if not done:
@@ -154,14 +143,10 @@ def _execute(
         *([TimeLog(timing, recorder.files, folder, done, recorder.called)] if timing else []),
         recorder,
         checkpoints,
-        *(
-            [ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)]
-            if isinstance(inner, MakingSamples)
-            else []
-        ),
+        *([SyntheticSet(folder, inner)] if isinstance(inner, MakingSamples) else []),
         *([audited] if audit else []),
         Needed((train, evaluate), checkpoints),
-        *([trackers(settings, done, recorder, report)] if settings.track else []),
+        *([trackers(settings, done, recorder)] if settings.track else []),
     ]
     client_grid = ClientGrid(
         audited if audit else grid,
@@ -292,15 +277,11 @@ def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
     return tuple(classes) if classes and len(classes) == task.samples.num_classes else ()
 
 
-def trackers(settings: Settings, done: int, recorder: Recorder, report: Report) -> Trackers:
+def trackers(settings: Settings, done: int, recorder: Recorder) -> Trackers:
     """Return the observer that reports a run to its trackers."""
     config = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
-    return Trackers(
-        names_of(settings.track),
-        Tracked(recorder.folder, config, done, settings.track_to),
-        lambda: (recorder.row, recorder.clients),
-        lambda: report(recorder.folder, plots=True),
-    )
+    run = Tracked(recorder.folder, config, done, settings.track_to)
+    return Trackers(names_of(settings.track), run, recorder)
 
 
 def open_folder(

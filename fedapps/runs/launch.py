@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedapps import json_log
 from fedapps.algorithms.common.options import kebab
 from fedapps.engines import flower, superlink
 from fedapps.engines.cluster import address_of, checked_cluster
@@ -28,12 +27,7 @@ from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLos
 from fedapps.records.rounds import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
 from fedapps.runs.devices import Asked
-from fedapps.runs.execution import (
-    Report,
-    execute,
-    no_report,
-    with_folder,
-)
+from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, ended_before_it_began, prepare_folder
 from fedapps.runs.progress import Progress
@@ -130,14 +124,14 @@ class Launch:
 def launch(
     settings: Settings,
     how: Launch,
+    report: Callable[[Path], object],
     console: Console | None = None,
-    report: Report = no_report,
     watch: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Settings, str]:
     """Check the settings, run, and write the report; return the settings in full, and
     "completed" or "interrupted".
 
-    ``console``: where progress is shown. ``report``: writes the report. ``watch``: the
+    ``report``: writes the report. ``console``: where progress is shown. ``watch``: the
     context in which the run's folder is watched. Raises ``UserError``, ``RunFailed``.
     """
     settle_caches()  # for those who start from Python; before data are read
@@ -180,7 +174,7 @@ def launch(
         ):
             progress.poll(folder)  # shows the completed rounds of a resumed run
             if grid:
-                status, reason = run_inline(settings, parts, progress, grid, report)
+                status, reason = run_inline(settings, parts, progress, grid)
             else:
                 status, reason = run_in_flower(settings, how, progress, resources, link)
         lock.check()
@@ -209,7 +203,7 @@ def settle(folder: Path, how: Launch) -> None:
         pass
 
 
-def close(settings: Settings, status: str, reason: str, report: Report = no_report) -> None:
+def close(settings: Settings, status: str, reason: str, report: Callable[[Path], object]) -> None:
     """Complete the records of a run that has ended. Raises ``RunFailed`` if it
     failed.
     """
@@ -251,13 +245,13 @@ def _superlink(how: Launch) -> Iterator[superlink.SuperLink | None]:
 
 
 def run_inline(
-    settings: Settings, parts: Parts, progress: Progress, grid: InlineGrid, report: Report
+    settings: Settings, parts: Parts, progress: Progress, grid: InlineGrid
 ) -> tuple[str, str]:
     """Run in this process and its workers; return status and reason."""
     folder = Path(settings.out)
     with _logged_to(folder / "run.log") as logger:
         try:
-            execute(settings, grid, [lambda _: progress.poll(folder)], parts, report=report)
+            execute(settings, grid, [lambda _: progress.poll(folder)], parts)
         except KeyboardInterrupt:
             return "interrupted", ""
         except (UserError, FolderLost):
@@ -348,8 +342,7 @@ def _logged_to(path: Path) -> Iterator[logging.Logger]:
     logger = logging.getLogger("flwr")
     before, propagate = logger.handlers, logger.propagate
     handler = _LogFile(path, encoding="utf-8")
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(json_log.Formatter(run=path.parent.name) if json_log.chosen() else text)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers, logger.propagate = [handler], False
     try:
         yield logger

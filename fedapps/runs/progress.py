@@ -29,7 +29,6 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from fedapps import json_log
 from fedapps.formats import (
     LEADING_MEANS,
     one_line,
@@ -83,13 +82,12 @@ class Display:
         self._cell = Line() if console is None and in_notebook() else None
         self._console = console or Console(stderr=stderr and self._cell is None)
         self._bar: RichProgress | None = None
-        self._facts: dict[str, Any] = {}  # of every JSON line
 
     def _start_bar(
         self, columns: Sequence[ProgressColumn], text: str, total: int, label: str = "", **how: Any
     ) -> None:
         """Start a bar if there is a terminal for it; ``how``: arguments of rich's."""
-        if self._console.is_interactive and not json_log.chosen():
+        if self._console.is_interactive:
             self._bar = RichProgress(*columns, console=self._console, **how)
             self._task = self._bar.add_task(text, total=total, label=label)
             self._bar.start()
@@ -105,9 +103,6 @@ class Display:
                 self._bar = None
 
     def _print(self, text: str, style: str | None = None) -> None:
-        if json_log.chosen():
-            print(json_log.line("INFO", text, **self._facts), flush=True)
-            return
         console = self._bar.console if self._bar is not None else self._console
         # No wrapping: one line per log message. No markup: the text may come from a
         # client. In a notebook, rich does not look for NO_COLOR.
@@ -141,7 +136,6 @@ class Progress(Display):
         self._clock = clock
         self._reader = RoundReader()
         self._started = False
-        self._facts = {"run": ""}
         self._note = "starting"
         self._loss: float | None = None
         self._measure: tuple[str, float] | None = None
@@ -196,7 +190,6 @@ class Progress(Display):
         Rounds in the file at the first call (a resumed run) count as done; their
         failures are counted, but not printed.
         """
-        self._facts = {"run": Path(run_dir).name}
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
         resumed, self._started = not self._started, True
         if not records:
@@ -205,8 +198,6 @@ class Progress(Display):
         evaluated = False
         for record in records:
             evaluated |= self._take(record, quiet=resumed)
-            if json_log.chosen() and not resumed:
-                self._print_json(record)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, description=self._describe())
         elif self._is_due(evaluated):
@@ -264,39 +255,7 @@ class Progress(Display):
             parts.append(self._note)
         return "  ".join(parts)
 
-    def _print_json(self, record: dict[str, Any]) -> None:
-        """Print a round, and each reply that was skipped, as JSON lines."""
-        for failure in record.get("failures", []):
-            fields = {"round": record["round"], "client": failure["client"]} | self._facts
-            print(
-                json_log.line(
-                    "WARNING", f"reply skipped: {failure['reason']}", event="failure", **fields
-                ),
-                flush=True,
-            )
-        measures = {"train": record.get("train"), "evaluate": record.get("evaluate")}
-        counts = {
-            "seconds": record.get("seconds"),
-            "replies": len(record.get("clients", [])),
-            "failures": len(record.get("failures", [])),
-        }
-        message = f"round {record['round']} of {self.num_rounds} has ended"
-        print(
-            json_log.line(
-                "INFO",
-                message,
-                event="round",
-                **self._facts,
-                round=record["round"],
-                **counts,
-                **measures,
-            ),
-            flush=True,
-        )
-
     def _print_line(self) -> None:
-        if json_log.chosen():
-            return
         self._last_line, self._last_shown = self._clock(), self.done
         details = self._describe()
         text = f"{self.label}: round {self.done}/{self.num_rounds}" + (
@@ -308,7 +267,7 @@ class Progress(Display):
             self._print(text)
 
     def _print_failure(self, failure: object) -> None:
-        if isinstance(failure, dict) and not json_log.chosen():
+        if isinstance(failure, dict):
             client, reason = (
                 one_line(str(failure.get("client")), 40),
                 one_line(str(failure.get("reason")), 200),

@@ -95,8 +95,8 @@ class Settings(Options):
     )
     class_counts: bool = option(
         True,
-        "clients report counts of their test samples by actual and predicted class, or by time and "
-        "group of risk; never with dp.noise-multiplier or secure.on",
+        "clients report counts of their test samples by actual and predicted class; never with "
+        "dp.noise-multiplier or secure.on",
     )
     keep_best: bool = option(
         False,

@@ -131,13 +131,6 @@ class ScalesColumns(Protocol):
 
 
 @runtime_checkable
-class HasCurves(Protocol):
-    """Test samples are counted by group of risk and time."""
-
-    grid: tuple[float, ...]
-
-
-@runtime_checkable
 class PredictsNumbers(Protocol):
     """Predicts numbers, not classes: ``center + scale * output``."""
 

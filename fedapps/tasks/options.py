@@ -55,12 +55,6 @@ class SurvivalOptions(Options):
         'column that is 1 where the event happened at the time, 0 where it is censored; "": it '
         "always happened",
     )
-    until: float = option(
-        0.0,
-        "last time of the curves by group of risk; 0: the longest that a client trains on (sites "
-        "with data of their own: no curves)",
-        low=0,
-    )
 
 
 def numbers_in(text: str) -> tuple[float, ...]:

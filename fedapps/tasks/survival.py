@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.algorithms.common.survival import GRID
 from fedapps.data import generated_tables
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
@@ -107,28 +106,12 @@ class Survival(Rows):
         lines = [f"survival.event: no event to learn from at {shown}"] if none else []
         return super().remarks(num_clients) + lines
 
-    @property
-    def from_clients(self) -> str:
-        """What is made from the clients' data before the first round."""
-        longest = "" if self.options.until else "the longest time (survival.until)"
-        return " and ".join(filter(None, (super().from_clients, longest)))
-
-    @cached_property
-    def grid(self) -> tuple[float, ...]:
-        """The times at which test samples are counted."""
-        until, clients = self.options.until, self.context.num_clients
-        if not until:
-            y = self.samples.targets
-            assert y is not None
-            until = max(float(y[self.split(k, clients)[0], 0].max()) for k in range(clients))
-        return tuple(float(time) for time in np.linspace(0, until, GRID + 1)[1:])
-
     @cached_property
     def objective(self) -> "Objective":
         """The partial likelihood, and the scores."""
-        from fedapps.clients.base.survival import survival
+        from fedapps.clients.base.survival import SURVIVAL
 
-        return survival(self.grid)
+        return SURVIVAL
 
 
 class SiteSurvival(SiteRows, Survival):
@@ -138,14 +121,6 @@ class SiteSurvival(SiteRows, Survival):
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         SiteRows.__init__(self, options, context, source)
-
-    @cached_property
-    def grid(self) -> tuple[float, ...]:
-        """The times at which test samples are counted; () if the settings do not say
-        until when.
-        """
-        until = self.options.until
-        return tuple(float(time) for time in np.linspace(0, until, GRID + 1)[1:]) if until else ()
 
     def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
         """Return the samples with times and events."""

@@ -1,24 +1,24 @@
-"""Sends a run's results to its trackers: the measures of every round, tables of
-clients, and at the end its files.
+"""Sends a run's results to its trackers: the measures of every round, and at the end
+its files.
 
 If a tracker fails, the run logs one line, continues, and does not use it again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from logging import WARNING
 from typing import Any
 
 from flwr.common import log
 
+from fedapps.records.writer import Recorder
 from fedapps.strategies.base.observer import Ending, Observer
-from fedapps.tracking.adapters import ADAPTERS, Table, Tracked, Tracker
+from fedapps.tracking.adapters import ADAPTERS, Tracked, Tracker
 
 #: Files that are sent at the end, if they exist.
 FILES = (
-    "report.html",
     "settings.toml",
+    "rounds.jsonl",
     "summary.json",
     "clients.csv",
     "groups.csv",
@@ -27,39 +27,28 @@ FILES = (
 
 
 class Trackers(Observer):
-    """Sends each round to all trackers of a run. ``recorded()`` returns the writer's
-    record of the round and its table of clients; ``report()`` writes the files that are
-    sent at the end.
-    """
+    """Sends each round that ``recorder`` recorded to all trackers of a run."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run: Tracked,
-        recorded: Callable[[], tuple[Mapping[str, Any], Table]],
-        report: Callable[[], object],
-    ) -> None:
-        self.run, self.recorded, self.report = run, recorded, report
+    def __init__(self, names: Sequence[str], run: Tracked, recorder: Recorder) -> None:
+        self.run, self.recorder = run, recorder
         self.trackers: dict[str, Tracker] = {}
         for name in names:
-            self._try(name, lambda name=name: self.trackers.update({name: ADAPTERS[name](run)}))  # type: ignore[misc]
+            self._try(name, partial(self._start, name))
 
     def __call__(self, _: object) -> None:
         """Send the round that was just recorded."""
-        row, clients = self.recorded()
-        measures = measures_of(row)
+        row = self.recorder.row
         for name in list(self.trackers):
-            self._try(name, partial(self.trackers[name].round, row["round"], measures, clients))
+            self._try(name, partial(self.trackers[name].round, row["round"], measures_of(row)))
 
     def end(self, ending: Ending) -> None:
         """Send how the run ended, with its files."""
-        if not ending.error:
-            with suppress(OSError):
-                self.report()
         files = [path for name in FILES if (path := self.run.folder / name).exists()]
-        plots = sorted((self.run.folder / "plots").glob("*.png"))
         for name in list(self.trackers):
-            self._try(name, lambda name=name: self.trackers[name].end(ending.status, files, plots))  # type: ignore[misc]
+            self._try(name, partial(self.trackers[name].end, ending.status, files))
+
+    def _start(self, name: str) -> None:
+        self.trackers[name] = ADAPTERS[name](self.run)
 
     def _try(self, name: str, action: Callable[[], None]) -> None:
         try:

@@ -103,15 +103,8 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
             tmp_path / "run.toml",
         ]
         succeed("deploy", "flwr", "--dir", deployment.folder, *app)
-    else:  # logs as JSON lines are this command's
-        said = succeed("run", *job, "--log-format", "json", *on(deployment, tmp_path / "sites"))
-        lines = [json.loads(line) for line in said.splitlines()]
-        ends = [line["round"] for line in lines if line.get("event") == "round"]
-        assert ends == [row["round"] for row in rounds_of(tmp_path / "sites")]
-        assert all(
-            json.loads(line)["run"] == "sites"
-            for line in (tmp_path / "sites" / "run.log").read_text().splitlines()
-        )
+    else:
+        succeed("run", *job, *on(deployment, tmp_path / "sites"))
     assert summary_of(tmp_path / "sites")["status"] == "completed"
     left, right = rounds_of(tmp_path / "sites"), rounds_of(tmp_path / "inline")
     for one, other in zip(left, right, strict=True):
@@ -121,8 +114,7 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
 def test_status_logs_and_file_permissions(deployment):
     there = ["--dir", deployment.folder]
     assert succeed("deploy", "status", *there).count("online") == 3
-    lines = fedapps("deploy", "logs", "--log-format", "json", *there).stdout.splitlines()
-    assert {json.loads(line)["site"] for line in lines} == {"superlink"}
+    assert "SuperLink" in succeed("deploy", "logs", *there, "--lines", "500")
     assert "SuperNode ID" in succeed("deploy", "logs", "site-1", *there, "--lines", "500")
     refusal = fedapps("deploy", "logs", "x", *there).stderr
     assert "no site 'x': choose one of site-0" in refusal

@@ -23,7 +23,7 @@ from fedapps.records.reader import STATES, read_run
 from fedapps.records.rounds import read_rounds
 from fedapps.records.writer import Recorder
 from fedapps.settings.settings import Settings
-from fedapps.strategies import FedAdam, PrivacyOptions, Private
+from fedapps.strategies import FedAdam, FedAvg, PrivacyOptions, Private
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.tasks.predictor_library import Library
@@ -213,7 +213,7 @@ def test_files_of_a_library(tmp_path):
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "settings.toml", "clients.csv"])
 def test_files_of_a_run(name, tmp_path):
-    recorder = Recorder(tmp_path, Settings(out=str(tmp_path)).flat(), "digits")
+    recorder = Recorder(tmp_path, Settings(out=str(tmp_path)).flat(), "digits", FedAvg())
     row = {
         "round": 1,
         "clients": [0],

@@ -80,7 +80,7 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         - set(sys.stdlib_module_names)
         - set(PACKAGES)
         - {"huggingface_hub", "fastapi", "ray", "pandas"}
-        - (names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"]))
+        - (names(extras["text"]) | names(extras["vision"]))
     )
     assert others <= app, "imported, but not in the extra"
 

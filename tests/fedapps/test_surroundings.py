@@ -1,5 +1,6 @@
 """What is around a command: terminals, homes, folders for caches."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from fedapps import surroundings
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from tests.helpers import ROOT, fedapps, printed, refused
 
@@ -77,3 +79,13 @@ def test_a_path_of_a_user_who_is_not_there_is_one_line():
         2,
         "fedapps: ~nobody-here/out: there is no such user, or no home: write the whole path",
     )
+
+
+@pytest.mark.parametrize("wanted", ["", "1"])
+def test_flowers_log_has_no_colours_under_no_color(wanted, monkeypatch):
+    handler = logging.StreamHandler()  # other tests replace Flower's, which has this attribute
+    handler.colored = True
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [handler])
+    monkeypatch.setenv("NO_COLOR", wanted)
+    assert main(["methods"]) == 0
+    assert handler.colored == (not wanted)

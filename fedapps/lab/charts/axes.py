@@ -152,12 +152,9 @@ class Panel:
     legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
     key: "Panel | None" = None  # the colour key: a narrow panel on the right of this one
     hidden: bool = False
-    most: int = 0  # maximum number of points per line; 0: the theme's
+    most: int = MOST  # maximum number of points per line
     readings: list[Reading] = field(default_factory=list)
     table: Table | None = None
-
-    def __post_init__(self) -> None:
-        self.most = self.most or self.theme.points
 
     def _add(self, shape: Line | Area | Dots, label: str) -> None:
         shape = replace(shape, series=label) if label else shape

@@ -22,8 +22,6 @@ class Colour(NamedTuple):
 class Theme:
     """The colours of plots. The colours in `series` remain distinct with every common
     colour blindness.
-
-    points: maximum number of points per line; lower on pages that would be too large.
     """
 
     surface: Colour
@@ -31,7 +29,6 @@ class Theme:
     muted: Colour
     grid: Colour
     series: tuple[Colour, ...]
-    points: int = MOST
 
 
 # Hues after Okabe and Ito's palette, darkened or lightened until each stands out from

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedapps import json_log
-
 Options = Mapping[str, Mapping[str, Any]]
 
 SHARED: Options = {
@@ -38,7 +36,6 @@ SHARED: Options = {
         "action": "store_true",
         "help": "draw the report again while the run goes on",
     },
-    "--log-format": json_log.OPTION,
 }
 
 

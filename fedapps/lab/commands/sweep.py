@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
 from fedapps.lab.commands.options import command_options
@@ -61,7 +60,6 @@ add_options = command_options(
         "--out": {"help": "results folder (default: results/sweep-FILE)"},
         "--watch": {"help": "draw the reports of the runs again while they go on"},
         "--dry-run": {"action": "store_true", "help": "only list the runs"},
-        "--log-format": {},
     },
 )
 
@@ -95,18 +93,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         with watched(out, arguments.watch):
             results, reasons = execute_sweep(plan, runs, way)
         failed, total = failed + len(reasons), total + len(plan.points)
-        if results is not None and json_log.chosen():
-            print(
-                json_log.line(
-                    "INFO",
-                    "the sweep has ended",
-                    event="sweep",
-                    sweep=out.name,
-                    folder=out,
-                    failed=len(reasons),
-                )
-            )
-        elif results is not None:
+        if results is not None:
             print(
                 f"\n{results.markdown()}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: "
                 f"{out / 'report.html'}"

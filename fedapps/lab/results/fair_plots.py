@@ -23,7 +23,7 @@ from fedapps.lab.charts.drawing import (
     title,
 )
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.charts.theme import MOST, Theme
+from fedapps.lab.charts.theme import Theme
 from fedapps.records.reader import RunFolder, as_float
 
 #: More rows or columns than this cannot be distinguished in a heat map.
@@ -46,7 +46,7 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     total = len(clients)
     chosen, reason = _clients_shown(table)
     table, clients = table[chosen], [clients[place] for place in chosen]
-    edges, table = _fewer_columns(rounds, table, round(_MAX_COLUMNS * (theme.points / MOST) ** 2))
+    edges, table = _fewer_columns(rounds, table)
 
     height = max(3.0, 1.6 + 0.155 * len(clients))
     figure, (axes,) = panels(1, 1, (6.2, height), theme)
@@ -99,15 +99,15 @@ def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
     ), "with the largest weights" if asked.min() == asked.max() else "that were sampled most often"
 
 
-def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:
+def _fewer_columns(rounds: Sequence[int], table: Floats) -> tuple[Floats, Floats]:
     """Return the borders of the columns, and the weights. If there are too many rounds,
     these are means over adjacent rounds.
     """
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
-    if len(rounds) <= most:
+    if len(rounds) <= _MAX_COLUMNS:
         return edges, table
-    starts = np.arange(0, len(rounds), -(-len(rounds) // most))
+    starts = np.arange(0, len(rounds), -(-len(rounds) // _MAX_COLUMNS))
     count = np.add.reduceat((~np.isnan(table)).astype(float), starts, axis=1)
     total = np.add.reduceat(np.nan_to_num(table), starts, axis=1)
     means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
@@ -159,7 +159,10 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         _bars(panel, stack, theme)
         if place:
             heights = worst_first(stacks[0].mean(0), column, stack.shape[1])
-            _outline(panel, heights, f"{shown[0][0][:30]}, for comparison", theme)
+            # the first method's bars as a line over those of the panel
+            places = np.arange(len(heights) + 1) - 0.5
+            width = 1.4 if len(heights) <= _MAX_BARS else 0.9
+            panel.steps(places, heights, theme.ink, width, f"{shown[0][0][:30]}, for comparison")
         if len(shown) > 1:
             lines = wrap(label, 32, max_lines=2, placeholder="…")
             title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
@@ -241,12 +244,6 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
         axes.whiskers(places, stack.min(0), stack.max(0), theme.muted, 1.1, label)
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
-
-
-def _outline(axes: Panel, heights: Floats, label: str, theme: Theme) -> None:
-    """Draw another method's bars as a line over those of the panel."""
-    width = 1.4 if len(heights) <= _MAX_BARS else 0.9
-    axes.steps(np.arange(len(heights) + 1) - 0.5, heights, theme.ink, width, label)
 
 
 def _name_clients(axes: Panel, rows: Sequence[Mapping[str, Any]], most: int) -> None:

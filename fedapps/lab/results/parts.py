@@ -37,11 +37,9 @@ from fedapps.lab.results.run_plots import (
 )
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.secure_sums import secure_section
-from fedapps.lab.results.speed import speed_section
-from fedapps.lab.results.survival_plots import survival_figure, survival_section
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
-from fedapps.records.reader import RunFolder, read_run
+from fedapps.records.reader import RunFolder
 from fedapps.records.uncertainty import SHARE
 
 RUN, REPORT, COMPARISON = "run", "report", "comparison"
@@ -107,11 +105,6 @@ PLOTS: Mapping[str, Sequence[PagePlot]] = {
         PagePlot("train-loss", "Training loss over rounds", loss_figure),
         PagePlot("clients", "Score of each client, sorted", own_bars),
         PagePlot("confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
-        PagePlot(
-            "survival",
-            "Survival by group of predicted risk, after Kaplan and Meier",
-            survival_figure,
-        ),
         PagePlot("weights", "Weight of each client over rounds, as a heat map", weights_figure),
         PagePlot("", "Plot {}", curve_figures),
         PagePlot("measures", "Other measures over rounds", other_measures),
@@ -135,11 +128,9 @@ TABLES: Mapping[str, Sequence[Callable[[Shown], Section | None]]] = {
         _worst,
         lambda shown: newcomers_section(shown.run),
         lambda shown: groups_section(shown.run),
-        lambda shown: speed_section(shown.run),
     ),
     REPORT: (
         lambda shown: classes_section(shown.run),
-        lambda shown: survival_section(shown.run),
         lambda shown: secure_section(shown.run),
     ),
     COMPARISON: (
@@ -197,10 +188,3 @@ def write_figures(folder: Path, figures: Mapping[str, Figure], form: str) -> lis
         paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
         replace(paths[-1], partial(Path.write_bytes, data=file(figure, form)))
     return paths
-
-
-def write_plots(run_dir: Path) -> list[Path]:
-    """Write the plots of a run as `plots/*.png` into its folder, where trackers read
-    them, and return the paths.
-    """
-    return write_figures(run_dir / "plots", run_figures(read_run(run_dir)), "png")

@@ -4,7 +4,6 @@ It is made from files alone, so an interrupted run has one too.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from fedapps.algorithms.common.measures import lower_is_better
@@ -17,16 +16,14 @@ from fedapps.formats import (
 from fedapps.lab.charts import html
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
-from fedapps.lab.charts.theme import MOST, THEME
+from fedapps.lab.charts.theme import MOST
 from fedapps.lab.results.class_tables import trivial_sentence
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections, write_plots
+from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections
 from fedapps.records.files import write_text
-from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
+from fedapps.records.synthetic_set import PICTURE
 
-LIMIT = 300_000  # bytes of a report
-_DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
 # Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 400
 _MAX_FAILURE_ROWS = 300
@@ -77,33 +74,23 @@ _CARDS = {
 }
 
 
-def write_report(folder: Path | str, plots: bool = False) -> Path:
-    """Write `report.html` into the folder of a run and return its path. ``plots``: also
-    write `plots/*.png`, which trackers read.
+def write_report(folder: Path | str) -> Path:
+    """Write `report.html` into the folder of a run and return its path.
 
     Raises ``UserError`` if the folder holds no run.
     """
     run = read_run(folder)
     path = run.path / "report.html"
     write_text(path, report_html(run))
-    if plots:
-        write_plots(run.path)
     return path
 
 
 def report_html(run: RunFolder, going: str = "") -> str:
-    """The report as text; if it would be too large, its lines have fewer points and its
-    tables fewer rows. ``going``: for a run that goes on, a sentence on when it ends;
-    the page then reloads itself.
+    """The report as text. ``going``: for a run that goes on, a sentence on when it
+    ends; the page then reloads itself.
     """
     scripts = (SCRIPT, RELOAD) if going else (SCRIPT,)
-    # The images that a run made are not counted.
-    free = LIMIT + sum(map(len, _synthetic(run)))
-    for points in _DETAIL:
-        page = html.page(report_title(run), report_body(run, points, going), scripts)
-        if len(page.encode()) <= free:
-            break
-    return page
+    return html.page(report_title(run), report_body(run, going), scripts)
 
 
 def report_title(run: RunFolder) -> str:
@@ -111,10 +98,10 @@ def report_title(run: RunFolder) -> str:
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
-def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
-    """The parts of the report; ``points``: the most of a line."""
+def report_body(run: RunFolder, going: str) -> list[Html]:
+    """The parts of the report."""
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
-    pictures = charts(PLOTS[RUN], run, replace(THEME, points=points))
+    pictures = charts(PLOTS[RUN], run)
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
@@ -125,7 +112,7 @@ def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
     if pictures:
         body += [
             html.heading("Plots"),
-            *_thinning(run, points),
+            *_thinning(run),
             html.panel(Html("".join(pictures.values())), "plots"),
         ]
     body += _synthetic(run)
@@ -136,7 +123,7 @@ def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
         body.append(html.collapsible("Other measures", names, measures, is_open=not pictures))
     return [
         *body,
-        *_details(run, points / MOST),
+        *_details(run),
         html.heading("Repeat this run"),
         html.paragraph(
             "Run this in the folder of the report. settings.toml holds all settings and the seed.",
@@ -146,14 +133,14 @@ def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
     ]
 
 
-def _thinning(run: RunFolder, points: int) -> list[Html]:
+def _thinning(run: RunFolder) -> list[Html]:
     """A note on points that the plots leave out."""
     rounds, clients = len(run.rounds), len(run.clients)
-    many = [f"{rounds} rounds"] * (rounds > points) + [f"{clients} clients"] * (clients > points)
+    many = [f"{rounds} rounds"] * (rounds > MOST) + [f"{clients} clients"] * (clients > MOST)
     if not many:
         return []
     note = (
-        f"A line shows about {points} points (a small plot {points // 3}) of the "
+        f"A line shows about {MOST} points (a small plot {MOST // 3}) of the "
         f"{' and '.join(many)}: the lowest and the highest value of each stretch, so no peak is "
         "missing. All values are in rounds.jsonl and clients.csv."
     )
@@ -161,18 +148,11 @@ def _thinning(run: RunFolder, points: int) -> list[Html]:
 
 
 def _synthetic(run: RunFolder) -> list[Html]:
-    """The synthetic images of the last round, and an animation over all rounds."""
-    drawn, animation = grids(run.path)[-1:], run.path / FOLDER / ANIMATION
-    pictures = [
-        html.image(f"Synthetic images, {path.stem.replace('-', ' ')}", path.read_bytes())
-        for path in drawn
-    ]
-    if animation.is_file():
-        words = "Synthetic images over the rounds, animated"
-        pictures.append(html.image(words, animation.read_bytes()))
-    if not pictures:
+    """The synthetic images of the last round."""
+    path, title = run.path / PICTURE, "Synthetic images"
+    if not path.is_file():
         return []
-    return [html.heading("Synthetic images"), html.panel(Html("".join(pictures)), "plots")]
+    return [html.heading(title), html.panel(html.image(title, path.read_bytes()), "plots")]
 
 
 def state_sentence(run: RunFolder) -> str:
@@ -257,8 +237,8 @@ def _card_entries(
     ]
 
 
-def _details(run: RunFolder, share: float) -> list[Html]:
-    """The tables that open on a click; `share` of their most rows are shown."""
+def _details(run: RunFolder) -> list[Html]:
+    """The tables that open on a click."""
     parts = []
     if run.unreadable_lines:
         parts.append(
@@ -267,7 +247,7 @@ def _details(run: RunFolder, share: float) -> list[Html]:
             )
         )
     if run.failures:
-        shown = run.failures[: round(share * _MAX_FAILURE_ROWS)]
+        shown = run.failures[:_MAX_FAILURE_ROWS]
         rows = [(failure.round, failure.client, failure.reason) for failure in shown]
         note = f"{len(run.failures)} left out of their rounds" + _cut(
             len(shown), len(run.failures), "rounds.jsonl"
@@ -292,7 +272,7 @@ def _details(run: RunFolder, share: float) -> list[Html]:
             )
         )
     if run.clients:
-        parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
+        parts.append(_client_table(run))
     numbers = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
     parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(numbers)))
     if run.settings:
@@ -307,7 +287,7 @@ def _details(run: RunFolder, share: float) -> list[Html]:
     return parts
 
 
-def _client_table(run: RunFolder, most: int) -> Html:
+def _client_table(run: RunFolder) -> Html:
     columns = list(dict.fromkeys(key for row in run.clients for key in row))
     columns.sort(key=lambda key: key != "client")
     measure = fair_measure([run])
@@ -319,7 +299,7 @@ def _client_table(run: RunFolder, most: int) -> Html:
         run.clients,
         key=lambda row: sign * row[order] if is_number(row.get(order)) else float("inf"),
     )
-    shown = rows[:most]
+    shown = rows[:_MAX_CLIENT_ROWS]
     end = "highest" if sign < 0 else "lowest"
     note = f"{len(rows)}, {end} {metric_name(order)} first" if order else f"{len(rows)}"
     return html.collapsible(

@@ -19,7 +19,7 @@ from fedapps.lab.charts.drawing import (
     title,
 )
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.charts.theme import Theme
+from fedapps.lab.charts.theme import MOST, Theme
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.grid_plots import X_LABELS, Runs, draw_lines, line_of, lines_of
 from fedapps.lab.results.run_measures import Measure
@@ -131,7 +131,7 @@ def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
     figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme, len(series))
     for panel, (name, key, curve) in zip(axes, series, strict=False):
         title(panel, sentence(name), 9.5)
-        panel.most = theme.points // 3
+        panel.most = MOST // 3
         line(panel, *curve, theme.series[0])
         panel.x.size = panel.y.size = 8
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4

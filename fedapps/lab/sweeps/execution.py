@@ -248,7 +248,7 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
             settings = begun(run)
             how = Launch("ray", overwrite=not settings.resume, gpus_per_client=gpus_per_client)
             try:
-                _, status = launch(settings, how, quiet, write_report)
+                _, status = launch(settings, how, write_report, quiet)
             except (UserError, RunFailed) as error:
                 yield Ended(run, {}, str(error))
                 continue

@@ -24,7 +24,6 @@ PARTS = {
     "clients": ("clients",),
     "checkpoint": ("checkpoint",),
     "synthetic": ("synthetic",),
-    "plots": ("plots", "report.html"),
 }
 #: A paper's text for a row: one text, or one for each column of the table.
 Beside = Mapping[str, str | Mapping[str, str]]
@@ -50,7 +49,7 @@ class SweepOptions:
     against: str | Mapping[str, str] = ""
     paired: tuple[str, ...] = ()
     printed: Mapping[str, Beside] | None = None
-    keep: tuple[str, ...] = ("model", "synthetic", "plots")
+    keep: tuple[str, ...] = ("model", "synthetic")
     minutes: float = 0.0
     plot: tuple[PlotSpec, ...] = ()
 

@@ -19,7 +19,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Self
 
-from fedapps import json_log, notes
+from fedapps import notes
 from fedapps.engines.processes import Cores, threads, without_main
 from fedapps.records.rounds import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
@@ -154,7 +154,7 @@ def _start_worker(shared: Cores, dealt: SimpleQueue[str] | None) -> None:
     SHARED.append(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     notes.logger.setLevel(logging.ERROR)
-    json_log.respect_no_color()
+    notes.respect_no_color()
 
 
 def _end_with_parent() -> None:
@@ -184,7 +184,6 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process does not need it
 
-    from fedapps.lab.results.report import write_report
     from fedapps.runs.execution import execute_inline
 
     torch.set_num_threads(1)
@@ -193,15 +192,11 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    for handler in logger.handlers if json_log.chosen() else ():
-        handler.setFormatter(json_log.Formatter(run=run.folder.name))
     shared = SHARED[0] if SHARED else None
     if shared:
         shared.take()
     try:
-        return execute_inline(
-            settings, workers=None if shared else 1, shared=shared, report=write_report
-        )
+        return execute_inline(settings, workers=None if shared else 1, shared=shared)
     finally:
         logger.setLevel(level)  # this process may log other runs
         if shared:

@@ -16,7 +16,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedapps import json_log
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
 from fedapps.records.rounds import RoundReader
 from fedapps.runs.progress import Display
@@ -82,15 +81,7 @@ class SweepProgress(Display):
         """Print how a run ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error
-        if json_log.chosen():
-            level, folder = "ERROR" if ended.error else "INFO", ended.run.folder
-            print(
-                json_log.line(
-                    level, str(ended), event="end", run=folder.name, sweep=folder.parent.parent.name
-                ),
-                flush=True,
-            )
-        elif ended.error or self._cell is None:  # a notebook shows only the failures
+        if ended.error or self._cell is None:  # a notebook shows only the failures
             self._print(
                 f"[{self._done + self._failed}/{self._total}] {ended}",
                 "red" if ended.error else None,

@@ -58,7 +58,7 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
     rows = [{"client": "a", "seconds": "2"}, {"client": "a", "seconds": "8"}]
     drawn = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
     assert {drawn.training("a", r, 1.0, 5, 5).arrival for r in range(40)} == {3.0, 9.0}
-    refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b")
+    refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b in round 1")
     rows = [
         {
             "client": "a",
@@ -74,7 +74,7 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
     training = run.training("a", 2, 1.0, 5, 5)
     assert (training.asked, training.arrival, training.broken) == (4.5, 7.25, False)
     assert run.training("a", 3, 1.0, 5, 5).arrival == np.inf
-    refused(lambda: run.training("a", 9, 1.0, 5, 5), "not asked in round 9")
+    refused(lambda: run.training("a", 9, 1.0, 5, 5), "no seconds of client a in round 9")
     there = [[run.available(client, number, 1.0) for number in range(1, 5)] for client in "ab"]
     assert there == [[False, True, True, True], [False] * 4]
     refused(lambda: run.available("a", 5, 1.0), "that run ended with round 4")

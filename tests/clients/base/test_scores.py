@@ -56,9 +56,8 @@ def test_rows_of_one_logit_of_numbers_of_times_and_of_texts():
     )
     assert found.tolist() == [[13.0, 12.0, 1.0], [16.0, 16.0, 0.0]]
     assert np.sqrt(found[:, 2].mean()) == pytest.approx(scores["rmse"])
-    _, found = rows(
-        survival.survival(), numbers, torch.tensor([[5.0, 1.0], [7.0, 0.0]], dtype=torch.float64)
-    )
+    times = torch.tensor([[5.0, 1.0], [7.0, 0.0]], dtype=torch.float64)
+    _, found = rows(survival.SURVIVAL, numbers, times)
     assert found.tolist() == [[5.0, 1.0, 1.0], [7.0, 0.0, 3.0]]
     tokens = torch.eye(4)[torch.tensor([[1, 2], [3, 3]])]
     scores, found = rows(evaluation.NEXT_TOKEN, tokens, torch.tensor([[1, 2], [3, 0]]))
@@ -113,13 +112,13 @@ def test_without_an_event_loss_and_gradient_are_zero():
 
 def test_scores_without_a_comparable_pair_have_no_concordance():
     net, x = nn.Linear(1, 1), torch.arange(5.0)[:, None]
-    scores = survival.survival().score(net, Split(x, Y))
+    scores = survival.SURVIVAL.score(net, Split(x, Y))
     # of ten pairs those two who tie, and the censored one with the last, are not
     assert sum(scores["pair-counts"]) == 8
     assert 0 <= scores["concordance"] <= 1
     data = Split(x[:1], Y[:1])
     _, _, none = FedAvgClient(
-        lambda _: net, ClientData(data, data, data), objective=survival.survival()
+        lambda _: net, ClientData(data, data, data), objective=survival.SURVIVAL
     ).evaluate([w.detach().numpy() for w in net.parameters()], {})
     assert none["pair-counts"] == [0, 0, 0]
     assert "concordance" not in none
@@ -132,5 +131,5 @@ def test_the_loss_of_many_rows_is_that_of_all_risk_sets():
     data = Split(torch.tensor(rng.normal(size=(3000, 1)), dtype=torch.float32), y)
     net = nn.Linear(1, 1)
     assert FedAvgClient(
-        lambda _: net, ClientData(data, data, data), objective=survival.survival()
+        lambda _: net, ClientData(data, data, data), objective=survival.SURVIVAL
     ).mean_loss(data) == pytest.approx(float(cox_loss(net(data.x), y)), rel=1e-6)

@@ -16,13 +16,12 @@ from torch import nn
 from fedapps.clients import partial_sharing
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
-from fedapps.extensions import beside
 from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, printed, refused, seeded
+from tests.helpers import assert_arrays, refused, seeded
 
 NETS = """
 import numpy as np
@@ -264,31 +263,6 @@ def test_batch_norm_with_batches_of_one_is_refused(folder):
         r"train.batch-size = 1: .* cannot train on a single sample",
         UserError,
     )
-
-
-def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
-    (folder / "sizes.json").write_text("[8]")
-    (folder / "parts").mkdir()
-    (folder / "parts" / "bias.npy").write_bytes(b"any")
-    (folder / "filed.py").write_text(
-        "import json, pathlib\nfrom torch import nn\n"
-        "WIDTH, = json.load(open('sizes.json'))\n"
-        "def build(num_classes):\n"
-        "    pathlib.Path(__file__).with_name('parts').joinpath('bias.npy').read_bytes()\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.Linear(WIDTH, num_classes))"
-    )
-    net("filed:build")
-    sent = own_files({"model.name": "filed:build"})
-    assert {"filed.py", "sizes.json", "parts/bias.npy"} <= sent.keys()
-    app = copy_app(folder / "app", sent)
-    (folder / "elsewhere").mkdir()
-    code = (
-        "from fedapps.models.image_nets import build_model as b; b('filed:build', (1, 8, 8), 10, 0)"
-    )
-    printed("-c", code, cwd=folder / "elsewhere", PYTHONPATH=str(app))
-    monkeypatch.setattr(beside, "MOST", 2)
-    message = "the net reads .*, and at most 2e-06 MB of files are sent"
-    refused(lambda: copy_app(folder / "again", sent), message, UserError)
 
 
 def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(folder):

@@ -15,7 +15,6 @@ from fedapps.commands.parser import main
 from fedapps.data.local_files import read_local
 from fedapps.data.source import Source
 from fedapps.errors import UserError
-from fedapps.lab.results.parts import write_plots
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.rounds import read_rounds, status_of
@@ -92,10 +91,8 @@ def test_links_lead_nowhere_else(folder, tmp_path, capsys):
     kept.write_text("kept")
     for name in ("report.html", "report.html.partial", "global.safetensors"):
         (folder / name).symlink_to(kept)
-    (folder / "plots").symlink_to(elsewhere)
     (folder / "figures").symlink_to(elsewhere)
     write_report(folder)
-    refused(lambda: write_plots(folder), "plots is a link", UserError)
     assert main(["figures", str(folder)]) == 2
     assert main(["export", str(folder)]) in (0, 2)
     assert ([path.name for path in elsewhere.iterdir()], kept.read_text()) == (["kept"], "kept")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from sklearn.datasets import load_digits
 
 from fedapps.algorithms.common import precision
 from fedapps.commands.parser import main
@@ -188,14 +187,7 @@ def test_a_run_in_bfloat16_learns_and_its_models_are_float32(tmp_path, capsys):
     out = tmp_path / "own.safetensors"
     words = ["export", str(tmp_path / "rounded"), "--client", "0", "--out", str(out)]
     assert main(words) == 0, capsys.readouterr().err
-    assert main([*words[:2], "--out", str(tmp_path / "all.safetensors")]) == 0
-    mine, digits = tmp_path / "site.npz", load_digits()
-    images = (digits.images[:60] / 16).astype(np.float32)[:, None]
-    np.savez(mine, image=images, label=digits.target[:60])
-    adapted = tmp_path / "adapted.safetensors"
-    words = ["adapt", str(tmp_path / "all.safetensors"), "--data", str(mine), "--epochs", "1"]
-    assert main([*words, "--out", str(adapted)]) == 0, capsys.readouterr().err
-    assert all(array.dtype == np.float32 for array in load_file(adapted).values())
+    assert all(array.dtype == np.float32 for array in load_file(out).values())
 
 
 def test_the_server_distils_in_the_precision_of_the_clients():

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedapps import json_log
 from fedapps.records.files import append_text, write_text
 from fedapps.records.rounds import RoundReader
 from fedapps.runs.progress import Progress
@@ -169,16 +168,3 @@ def test_terminal_is_restored(rounds, error):
     assert "[m]" in text
     assert "1/4" in text
     assert "loss 0.500  accuracy 50.0 %  2.00 s/round  ETA 6.0 s" in text
-
-
-def test_json_lines_name_the_run(rounds, monkeypatch, capsys):
-    monkeypatch.setenv(json_log.VARIABLE, "json")
-    rounds.touch()
-    with Progress(2, "fedavg") as progress:
-        progress.poll(rounds.parent)
-        add(rounds, 1)
-        progress.poll(rounds.parent)
-        progress.note("writing the report")
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["run"] for line in lines] == [rounds.parent.name] * 2
-    assert [line.get("round") for line in lines] == [1, None]

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
-from PIL import Image
 
 from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.training import set_arrays
 from fedapps.data.images import save_set
 from fedapps.errors import UserError
 from fedapps.models.generative_nets import build_energy_net
-from fedapps.records.image_grids import ImageGrids, grid, grids
+from fedapps.records.synthetic_set import grid
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
-from fedapps.strategies.base.observer import Ending
-from fedapps.strategies.base.rounds import Round
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented
 from tests.helpers import assert_arrays, refused, run_inline
@@ -165,8 +162,7 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path):
     digits; chance is 10 %.
     """
     small = {"num-clients": 2, "data.partition": "iid", "data.max-samples": 200, "seed": 1}
-    # seconds of drawing, tested elsewhere
-    job = {"method": method, "task": "digits", "synthetic.every": 0, **small}
+    job = {"method": method, "task": "digits", **small}
     assert run_inline(tmp_path / "run", **job)["accuracy-mean"] > 0.5
 
 
@@ -176,46 +172,21 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path):
 def test_a_grid_has_a_row_a_class():
     x, y = np.zeros((6, 1, 8, 8), np.float32), np.array([0, 0, 1, 1, 2, 2])
     x[2:4] = 1.0
-    picture = np.asarray(grid(x, y, "round 3"))
-    tiles = picture[20:, 28:]
+    picture = np.asarray(grid(x, y))
+    tiles = picture[:, 28:]
     assert np.unique(tiles[5 : 8 * 20, 1 : 8 * 20]).tolist() == [0]  # the first class is black
     assert tiles[tiles.shape[0] // 2, 8] == 255
-    assert picture[:20].min() < 128  # the heading
-    assert picture[20:, :28].min() < 128  # the labels
-    assert np.asarray(grid(np.zeros((2, 3, 8, 8)), np.array([0, 1]), "")).ndim == 3
-
-
-class Still:
-    """A strategy whose set grows brighter."""
-
-    def samples(self, arrays):
-        return np.full((4, 1, 8, 8), arrays / 10, np.float32), np.array([0, 0, 1, 1])
-
-
-def test_the_image_grids_of_a_run_and_of_its_continuation(tmp_path):
-    pictures = ImageGrids(tmp_path, Still(), 2, 2)
-    for number in range(1, 6):
-        pictures(Round(number, 9, number, None, None))
-    assert [path.stem for path in grids(tmp_path)] == ["round-000002", "round-000004"]
-    again = ImageGrids(tmp_path, Still(), 2, 2, done=3)
-    assert [path.stem for path in grids(tmp_path)] == ["round-000002"]
-    for number in range(4, 10):
-        again(Round(number, 9, number, None, None))
-    again.end(Ending("completed", 9))
-    with Image.open(tmp_path / "synthetic" / "rounds.png") as animation:
-        assert animation.n_frames == 5  # 2, 4, 6, 8 and the last
-    assert (tmp_path / "synthetic" / "set" / "state.json").exists()
+    assert picture[:, :28].min() < 128  # the labels
+    assert np.asarray(grid(np.zeros((2, 3, 8, 8)), np.array([0, 1]))).ndim == 3
 
 
 @pytest.mark.slow
 def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     out = tmp_path / "r"
-    made = {"every": 1, "samples": 20, "steps": 2, "reference": "clients"}
+    made = {"samples": 20, "steps": 2, "reference": "clients"}
     job = {f"synthetic.{key}": value for key, value in made.items()} | {"method": "fedevg"}
     summary = run_inline(out, **job, **{"num-rounds": 2, "num-clients": 3})
-    assert (out / "report.html").read_text().count(
-        "Synthetic images"
-    ) == 3  # heading, grid, animation
+    assert (out / "report.html").read_text().count("Synthetic images") == 2  # heading, picture
     assert {"test-accuracy", "frechet", "accuracy-mean"} <= set(summary)
     assert summary["bytes-up"] < 2 * 3 * (4 * 20 * 65 + 700)
     source = str(out / "synthetic" / "set")

@@ -9,13 +9,11 @@ from safetensors.numpy import load_file
 
 import fedapps
 from fedapps.algorithms.common.survival import concordance, pair_counts
-from fedapps.clients.base.survival import survival
+from fedapps.clients.base.survival import SURVIVAL
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.lab.results.parts import run_figures
-from fedapps.lab.results.survival_plots import survival_section
 from fedapps.records.reader import read_run
-from fedapps.records.tables import survival_table
+from fedapps.records.tables import pooled_concordance
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
@@ -83,7 +81,7 @@ def test_fedavg_with_full_batches_finds_the_cox_fit_stratified_by_site(sites, tm
     assert np.abs(wanted - SLOPES).max() < 0.5  # the table's own
 
 
-def test_pooled_concordance_and_curves_are_those_of_all_sites_rows(tmp_path):
+def test_the_pooled_concordance_is_that_of_all_sites_rows(tmp_path):
     summary, parts = run(tmp_path / "run", {**table(patients(tmp_path)), "num-rounds": 2})
     model = parts.task.work_model()
     arrays = load_file(tmp_path / "run" / "model.safetensors")
@@ -96,12 +94,6 @@ def test_pooled_concordance_and_curves_are_those_of_all_sites_rows(tmp_path):
         own.append(concordance(counts))
     assert summary["concordance-pooled"] == pytest.approx(concordance(total))
     assert summary["concordance-mean"] == pytest.approx(np.mean(own))
-    folder = read_run(tmp_path / "run")
-    first = [row for row in folder.survival if row["time"] == folder.survival[0]["time"]]
-    assert [row["group"] for row in first] == ["low", "middle", "high"]
-    assert sum(row["at-risk"] for row in first) == sum(r["test-samples"] for r in folder.clients)
-    assert len(survival_section(folder).rows) == 3
-    assert "survival" in run_figures(folder)
     assert {"event", "dead", "days"}.isdisjoint(parts.task.samples.numbers.used)
 
 
@@ -109,40 +101,25 @@ def test_a_site_without_a_pair_is_named_and_not_in_the_mean():
     one = {"loss": 0.1, "test-samples": 9, "concordance": 0.7, "pair-counts": [7, 3, 0]}
     none = {"loss": 0.0, "test-samples": 9, "pair-counts": [0, 0, 0]}
     liar = one | {"pair-counts": [9, 0, 0]}
-    _, measures, left_out = survival_table((), {"a": one, "b": none, "c": liar})
+    _, measures, left_out = pooled_concordance({"a": one, "b": none, "c": liar})
     assert measures == {"concordance-pooled": 0.7}
     assert {entry["client"]: entry["reason"][:26] for entry in left_out} == {
         "b": "pair-counts: no pair of it",
         "c": "pair-counts: the counts ha",
     }
-    assert survival_table((), {"b": none})[1] == {}
-    assert survival_table((1.0,), {"a": {"accuracy": 1.0}}) == ([], {}, [])
+    assert pooled_concordance({"b": none})[1] == {}
+    assert pooled_concordance({"a": {"accuracy": 1.0}}) == ([], {}, [])
 
 
-def test_a_run_with_such_sites_goes_on_and_the_report_names_them(tmp_path):
+def test_a_run_with_such_sites_goes_on_and_its_log_names_them(tmp_path):
     path = patients(tmp_path, dead=[0] * 80)
     settings = {**table(path), "num-rounds": 2, "method": "superfed-mm"}
     summary, parts = run(tmp_path / "run", settings)
     assert any("no event to learn from at s0" in line for line in parts.task.remarks(3))
     folder = read_run(tmp_path / "run")
     assert folder.left_out("pair-counts") == ["s0"]
-    assert "Without a concordance that can be used, and not in its mean: s0" in (
-        survival_section(folder).note
-    )
     own = folder.column("concordance")
     assert (len(own), summary["concordance-mean"]) == (2, pytest.approx(np.mean(own)))
-
-
-@pytest.mark.parametrize("more", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
-def test_counts_by_time_stay_with_the_clients_unless_asked_for(more, tmp_path):
-    settings = {**table(patients(tmp_path)), "num-rounds": 1, **more}
-    settings |= {"survival.until": 100.0, "data.standardise": "client"}
-    summary, _ = run(tmp_path / "run", settings)
-    assert "concordance-pooled" in summary
-    assert not (tmp_path / "run" / "risk-groups.csv").exists()
-    section = survival_section(read_run(tmp_path / "run"))
-    assert "class-counts = true" in section.note
-    assert not section.rows
 
 
 @pytest.mark.slow
@@ -169,11 +146,6 @@ def test_methods_that_train_one_net_run(method, tmp_path):
             {"method": "histogram-boosting"},
             "task = 'survival': this method needs classes",
         ),
-        (
-            {},
-            {"dp.noise-multiplier": 1.0, "data.standardise": "client"},
-            r"survival\.until",
-        ),
     ],
 )
 def test_wrong_tables_and_settings_are_refused(changed, settings, message, tmp_path):
@@ -198,9 +170,8 @@ def test_sites_with_tables_of_their_own(tmp_path):
     data = site.client_data("s0", 1)
     assert (data.train.y.shape, data.train.x.shape) == ((64, 2), (64, 3))
     assert not data.train.y[:, 1].any()
-    assert site.grid == ()
     assert build_task(chosen).input_scale(1) == {}  # the server reads no samples there
-    assert len(survival(site.grid).score(site.work_model(), data.test)["pair-counts"]) == 3
+    assert len(SURVIVAL.score(site.work_model(), data.test)["pair-counts"]) == 3
 
 
 def test_from_python_and_from_the_command(tmp_path):

@@ -10,7 +10,6 @@ import re
 import pytest
 from rich.console import Console
 
-from fedapps.algorithms.common.survival import GROUPS
 from fedapps.commands.parser import main
 from fedapps.lab.api import load
 from fedapps.lab.charts.files import file
@@ -36,8 +35,6 @@ def full(write_run):
     curves = {"lambda": [0.0, 1.0], "lambda-accuracy": [0.5, 0.75]}
     path = write_run("full", rounds=4, last=last, curves=curves)
     (path / "weights.csv").write_text("round,client,weight\n1,0,0.25\n1,1,0.75\n")
-    groups = "".join(f"{name},2.5,10,1,0.9\n" for name in GROUPS)
-    (path / "risk-groups.csv").write_text(f"group,time,at-risk,events,survival\n{groups}")
     (path / "confusion.csv").write_text("actual,a,b\na,7,3\nb,1,9\n")
     (path / "clients.csv").write_text("client,accuracy,test-samples\n0,0.5,10\n1,1.0,10\n")
     lines = map(json.loads, (path / "rounds.jsonl").read_text().splitlines())

@@ -17,7 +17,7 @@ from fedapps.lab.charts.files import file
 from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results import fair_plots
 from fedapps.lab.results.grid_plots import X_LABELS, line_of
-from fedapps.lab.results.parts import run_figures, write_plots
+from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.report import write_report
 from fedapps.lab.results.run_plots import comparison_figure
 from fedapps.records import writer
@@ -35,7 +35,7 @@ def decides(weights):
 
 def record(folder, strategy, rounds, done=0, answered=("a", "b"), num_rounds=12):
     settings = read_settings({"method": "fedavg", "num-rounds": num_rounds}).flat()
-    recorder = writer.Recorder(folder, settings, "digits", done, strategy)
+    recorder = writer.Recorder(folder, settings, "digits", strategy, done)
     for number in rounds:
         recorder(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
 
@@ -114,7 +114,7 @@ def test_heat_map_in_plots_and_report(write_run):
     path = with_weights(
         write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))]
     )
-    assert "weights" in [picture.stem for picture in write_plots(path)]
+    assert "weights" in run_figures(read_run(path))
     assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
     texts = drawn(fair_plots.weights_figure(read_run(path), THEME))
     assert lacking(texts, "client", "0", "1") == []
@@ -154,7 +154,7 @@ def test_of_many_clients_some_are_shown_and_the_label_says_which(
 def test_many_rounds_are_averaged_over_those_with_the_client():
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
-    edges, means = fair_plots._fewer_columns(range(1, 481), table, fair_plots._MAX_COLUMNS)
+    edges, means = fair_plots._fewer_columns(range(1, 481), table)
     np.testing.assert_array_equal(edges, np.arange(0.5, 481, 2))
     np.testing.assert_array_equal(means[0], [0.5, 0.5] + [np.nan] * 238)
 

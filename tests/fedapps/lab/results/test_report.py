@@ -13,7 +13,7 @@ import pytest
 
 from fedapps.errors import UserError
 from fedapps.formats import bytes_text, metric_text, one_line, percent_text, seconds_text
-from fedapps.lab.results.parts import run_figures, write_plots
+from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from tests.helpers import lacking, refused
@@ -191,7 +191,6 @@ def test_other_tasks_and_methods_show_their_measures(write_run):
     assert page.cards == page.cards | {"psnr, mean": "21.500", "coverage": "0.500"}
     assert lacking(page.rows, ["site a", "20"], ["site b", ""]) == []
     assert list(run_figures(read_run(path))) == ["train-loss", "measures"]
-    assert not (path / "plots").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "[]", "null", '{"round": "three"}', "\x00\xff"])
@@ -223,10 +222,9 @@ def test_plots_and_curves(write_run):
         "lambda-text": ["a", "b", "c"],
     }
     ends = {"accuracy-worst10": 0.7, "accuracy-best10": 1.0, "global-accuracy-mean": 0.8}
-    paths = write_plots(write_run(curves=curves, last={"accuracy-mean": 0.9, **ends}))
+    path = write_run(curves=curves, last={"accuracy-mean": 0.9, **ends})
     names = ["accuracy", "train-loss", "clients", "curve-lambda-accuracy", "curve-lambda-loss"]
-    assert [path.stem for path in paths] == names
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert list(run_figures(read_run(path))) == names
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
         (
             "[sweep]\nkeep = ['models']",
             [],
-            "sweep.keep = ['models']: choose from model, clients, checkpoint, synthetic, plots",
+            "sweep.keep = ['models']: choose from model, clients, checkpoint, synthetic",
         ),
         ("[sweep]\nminutes = -1", [], "sweep.minutes = -1: must be a number from 0"),
         ("[sweep]\nmeasures = ['best(']", [], "sweep.'best(': write NAME, NAME@ROUND"),
