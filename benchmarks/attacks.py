@@ -251,6 +251,10 @@ LIES = (
     Lie("the same as float16", "fedavg", filled(5.0, kind="float16")),
     Lie("the same with num-examples 1e15", "fedavg", both(filled(5.0), claimed)),
     Lie("labels 9 - y, num-examples 1e15", "fedavg", claimed, flips=True),
+    *(
+        Lie("x - 9 (y - x), num-examples 1e15", method, both(moved(-9.0), claimed), settings)
+        for method, settings in (("fedavg", DIGITS), ("fedadam", FAST), ("propfair", DIGITS))
+    ),
     Lie("a model of 9e14 once", "fedavg", filled(9e14), once=8),
     Lie(
         "accuracy 0, loss 1e13 from round 2 on, keep-best",
