@@ -49,9 +49,13 @@ class Acknowledgements:
         self._said: set[str] = set()
 
     def hear(
-        self, asked: list[tuple[str, type[Sent]]], replies: Iterable[tuple[int | str, Message]]
+        self,
+        asked: list[tuple[str, type[Sent]]],
+        replies: Iterable[tuple[int | str, Message]],
+        summed: bool = False,
     ) -> None:
-        """Check the training replies (client, reply) of a round.
+        """Check the training replies (client, reply) of a round; ``summed``: those of a
+        secure sum, which acknowledge what all clients do.
 
         Raises ``ValueError`` if one lacks an acknowledgement and the run is strict.
         """
@@ -62,7 +66,7 @@ class Acknowledgements:
             without = [client for client, methods in made_by if sent.method not in methods]
             if without and name not in self._said:
                 self._said.add(name)
-                text = _missing(name, sent.method, without, len(made_by))
+                text = _missing(name, sent.method, [] if summed else without, len(made_by))
                 if self.strict:
                     raise ValueError(text)
                 log(WARNING, text)
@@ -71,13 +75,15 @@ class Acknowledgements:
 def _missing(name: str, method: str, without: list[int | str], count: int) -> str:
     named = ", ".join(str(client) for client in without[:MOST_NAMED])
     more = ", ..." if len(without) > MOST_NAMED else ""
+    which = f"client{'s' if len(without) > 1 else ''} {named}{more}" if without else "a secure sum"
     loop = f" (around your training function: fedapps.clients.{name}Loop)" if name in LOOPS else ""
+    number = len(without) or "at least one"
     return (
-        f"{name}: {len(without)} of {count} clients do not acknowledge its client half (client"
-        f"{'s' if len(without) > 1 else ''} {named}{more}). Without it the method is not {name}, "
-        f"but FedAvg in most cases. Use fedapps.clients.{name}Client{loop}. If your own code does "
-        f"this half, return {method!r} under {METHOD!r}, among the metrics of fit or in a "
-        f"ConfigRecord of the reply (see {GUIDE})"
+        f"{name}: {number} of {count} clients do not acknowledge its client half ({which}). "
+        f"Without it the method is not {name}, but FedAvg in most cases. Use "
+        f"fedapps.clients.{name}Client{loop}. If your own code does this half, return {method!r} "
+        f"under {METHOD!r}, among the metrics of fit or in a ConfigRecord of the reply "
+        f"(see {GUIDE})"
     )
 
 

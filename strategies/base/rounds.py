@@ -305,7 +305,8 @@ class _Loop:
         now = Round(number, self.num_rounds, self.arrays, grid.last, None, new_clients=new_clients)
         self.sound = self.arrays if now.trainable else self.sound
         log_replies("aggregate_train", strategy, now.trained)
-        self.heard.hear(asked_of(strategy), zip(now.trained.clients, replies, strict=True))
+        travel, named = now.trained.travel, zip(now.trained.clients, replies, strict=True)
+        self.heard.hear(asked_of(strategy), named, bool(travel and travel.summed))
         if replies:
             arrays, now.train_metrics = strategy.aggregate_train(number, replies)
             self.arrays = self.arrays if arrays is None else arrays

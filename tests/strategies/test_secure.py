@@ -65,6 +65,12 @@ def assert_alike(plain, found, rounds):
         assert_arrays(other, one, rtol=1e-4)
 
 
+def test_a_sum_does_not_say_whose_half_is_missing(caplog):
+    run(FedProx(), rounds=1, options=ON)
+    said = "FedProx: at least one of 5 clients do not acknowledge its client half (a secure sum)."
+    assert said in caplog.text
+
+
 @pytest.mark.parametrize(
     "make", [FedAvg, FedAdam, FedDyn, FedProx, lambda: FedAvg(weights="uniform"), flower.FedAvg]
 )
