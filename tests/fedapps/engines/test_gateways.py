@@ -305,9 +305,9 @@ def test_a_message_for_many_is_one_a_site_and_no_value_of_the_column_leaves_it(s
     settings = read_settings(JOB | {"sites.client": "ward", "out": ""})
     seen = exchanged(monkeypatch)
     assert len(ClientGrid(GatewayGrid(nodes(settings, sites[0])), num_clients=5).wait()) == 5
-    # the question of each site; one client is asked who it is, then the others
+    # the question of each site; three clients are asked who they are, then the others
     assert [kind for kind, *_ in seen] == ["query.clients"] * 2 + [MANY] * 3
-    assert [len(unpack(sent)[1]) for _, sent, _ in seen[2:]] == [1, 3, 1]
+    assert [len(unpack(sent)[1]) for _, sent, _ in seen[2:]] == [1, 2, 2]
     clients = [name for _, _, reply in seen[:2] for name in reply["config"]["clients"]]
     assert len(clients) == 5
     values = {ward for wards in WARDS.values() for ward in wards if len(ward) > 1}
