@@ -63,15 +63,15 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
 
 
 def test_sites_stop_their_training_in_time(deployment, tmp_path):
-    # a training would take an hour; on a busy machine it may take 20 s to start it
-    settings = {"rounds.deadline": 30.0, "rounds.late": "partial", "train.local-epochs": 200_000}
+    # a training would take an hour; on a busy machine it may take 30 s to start it
+    settings = {"rounds.deadline": 60.0, "rounds.late": "partial", "train.local-epochs": 200_000}
     with running(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 2})) as process:
-        ended(process, 300)
+        ended(process, 400)
     rows = [row for row in rows_of(tmp_path / "r" / "time.csv") if row["round"] == "2"]
     assert {row["fate"] for row in rows} == {"used"}
     for row in rows:
         assert 0 < float(row["share"]) < 1
-        assert float(row["arrived"]) - float(row["asked"]) <= 30
+        assert float(row["arrived"]) - float(row["asked"]) <= 60
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
