@@ -32,7 +32,7 @@ from tests.helpers import (
 
 # their ids as clients: the three share the settings' data
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
-WAIT = 45  # seconds for a phase: on a busy machine the processes of an answer take thirty
+WAIT = 30  # seconds for a phase: after some more the SuperLink gives a silent site up
 SMALL = [
     "train.local-epochs=1",
     "evaluate-every=0",
