@@ -8,6 +8,7 @@ from flwr.serverapp import strategy as flower
 from fedapps import clients, strategies
 from fedapps.algorithms.contract.sent import METHOD
 from fedapps.clients import FedAvgClient, answer_identity, to_client_app
+from fedapps.clients.propfair import proportional
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
     TERM,
@@ -128,7 +129,7 @@ def test_the_half_of_a_warm_start_acknowledges():
 
 
 def test_both_halves_of_a_composition_are_asked_for():
-    kind = clients.propfair.proportional(clients.ScaffoldClient)
+    kind = proportional(clients.ScaffoldClient)
     run(PropFair(Scaffold()), app_of(kind), strict=True)
     other = app_of(clients.ScaffoldClient)
     refused(lambda: run(PropFair(Scaffold()), other, strict=True), "PropFair: 3 of 3 clients")
