@@ -15,7 +15,6 @@ Where the ids come from: ``named_grid``. When a training phase ends: ``timing``.
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from statistics import median_low
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -295,17 +294,18 @@ class ClientGrid(NamedGrid):
         rules = self.rules
         if not (rules.relative and rules.like_model):
             return answers
-        key, most = rules.weight, rules.bound.max_weight
+        key, bound = rules.weight, rules.bound
         weights = (
             [float(str(metrics_of(one.reply.content)[key])) for one in answers]
-            if answers and key and most and rules.by_weight
+            if key and rules.by_weight and bound.max_weight
             else []
         )
-        if weights:
-            largest = most * median_low(weights)
-            weights = [min(weight, largest) for weight in weights]
         wild, exchange.shortened = self._relative.apply(
-            answers, rules.bound.max_relative_update, beside=rules.beside, weights=weights
+            answers,
+            bound.max_relative_update,
+            beside=rules.beside,
+            weights=weights,
+            most_weight=bound.max_weight,
         )
         return self._without(exchange, answers, wild)
 

@@ -219,14 +219,13 @@ class NamedGrid(WrappedGrid):
             # only registered nodes have a name; others make new keys
             key = known[node].public_key if getattr(known.get(node), "name", "") else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
-                # without the registered name nobody knows which of the two lies
-                whose = (
-                    "is the name of" if owners.get(client, node) != node else "was told first by"
-                )
+                # without a registered name nobody knows which of the two lies
+                owned = owners.get(client, node) != node
+                why = "that is the name of" if owned else "so did, before it,"
                 self._refuse(
                     node,
                     node,
-                    f"node {node} says that it is client {client!r}, which {whose} a node with "
+                    f"node {node} says that it is client {client!r}, but {why} a node with "
                     "another key: give every node its own client-id, the name of its key",
                 )
             elif client not in live:

@@ -73,16 +73,21 @@ class RelativeBounds:
         *,
         beside: str = "",
         weights: Sequence[float] = (),
+        most_weight: float = math.inf,
     ) -> tuple[dict[int, str], list[ClientId]]:
         """Shorten the updates of (client, message sent, reply) to ``most`` times the
         median of their norms (0: none); return place -> reason of the
         replies to leave out, and the clients whose updates were shortened.
 
         Replies are models. ``beside``: prefix of the arrays that are not the model's.
-        ``weights``: with which they count; none: alike.
+        ``weights``: with which they count before they are capped at ``most_weight``
+        times their median; none: alike.
         """
-        usual_weight = statistics.median_low(weights) if weights else 1.0
-        heavier = [max(1.0, weight / usual_weight) for weight in weights or [1.0] * len(replies)]
+        usual_weight = statistics.median_low(weights or [1.0])
+        heavier = [
+            max(1.0, min(weight / usual_weight, most_weight))
+            for weight in weights or [1.0] * len(replies)
+        ]
         wild: dict[int, str] = {}
         shortened: list[ClientId] = []
         starts: dict[int, Arrays] = {}  # messages of one phase mostly share the model
