@@ -31,10 +31,15 @@ from benchmarks.common import options
 from fedapps.algorithms.contract.wire import read
 from fedapps.records.measures import mean_curves, summarise
 from fedapps.strategies.base.flower_private import identify_process, number_message
-from fedapps.strategies.base.messages import arrays_of, metrics_of
-from fedapps.strategies.base.records import average_arrays, average_metrics, to_record
+from fedapps.strategies.base.messages import (
+    arrays_of,
+    average_arrays,
+    average_metrics,
+    capped,
+    metrics_of,
+    to_record,
+)
 from fedapps.strategies.base.reply_validation import Rules, UpdateBound
-from fedapps.strategies.base.weights import capped
 from tests.strange import copied, mutate
 
 CLIENTS = 4

@@ -77,8 +77,7 @@ from fedapps.runs import inline_grid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.settings.reading import read_settings
-from fedapps.strategies.base.messages import arrays_of, metrics_of
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record
 from fedapps.toml_text import read_toml
 
 CLIENTS = {"inline": 5, "deployment": 3}

@@ -32,8 +32,7 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.messages import metrics_of
-from fedapps.strategies.base.records import average_arrays, average_metrics
+from fedapps.strategies.base.messages import average_arrays, average_metrics, metrics_of
 from fedapps.strategies.base.runs_rounds import RunsRounds
 
 

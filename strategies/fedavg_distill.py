@@ -21,8 +21,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedapps.algorithms.boosting.fit_options import DistillOptions
 from fedapps.algorithms.common.options import option
-from fedapps.strategies.base.messages import metrics_of
-from fedapps.strategies.base.records import average_arrays
+from fedapps.strategies.base.messages import average_arrays, metrics_of
 from fedapps.strategies.families.distilling import Distilled, values_of
 from fedapps.strategies.fedavg import FedAvgArguments
 

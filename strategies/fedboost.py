@@ -60,8 +60,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
 from fedapps.algorithms.ensembles.predictor_cache import remember
 from fedapps.algorithms.ensembles.sparse_tables import compact
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import metrics_of, values_in
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import metrics_of, to_record, values_in
 from fedapps.strategies.families.predictor_replies import (
     PredictorLibrary,
     Reply,

@@ -47,11 +47,10 @@ from fedapps.strategies.base.capabilities import (
     declarer,
     require_declaration,
 )
-from fedapps.strategies.base.messages import innermost, metrics_of
+from fedapps.strategies.base.messages import innermost, metrics_of, weight_key, with_weight
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.base.staleness import check_stale
 from fedapps.strategies.base.timing import STALENESS
-from fedapps.strategies.base.weights import weight_key, with_weight
 from fedapps.strategies.base.wrapper import Wrapper
 from fedapps.strategies.families.reweighting import metrics_as_replied
 

@@ -40,9 +40,8 @@ from fedapps.algorithms.synthetic.mixture import (
     step_size,
 )
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import values_in
+from fedapps.strategies.base.messages import to_record, values_in
 from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
 from fedapps.strategies.fedavg import FedAvgArguments

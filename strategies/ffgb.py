@@ -72,9 +72,8 @@ from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import metrics_of, values_in
+from fedapps.strategies.base.messages import metrics_of, to_record, values_in
 from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments

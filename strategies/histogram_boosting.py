@@ -44,9 +44,8 @@ from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.boosting import HistogramSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record
 from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 

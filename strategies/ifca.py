@@ -42,9 +42,14 @@ from fedapps.algorithms.contract.sent import Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import metrics_of, values_in
-from fedapps.strategies.base.records import average_arrays, to_record
-from fedapps.strategies.base.updates import flat, learned
+from fedapps.strategies.base.messages import (
+    average_arrays,
+    flat,
+    learned,
+    metrics_of,
+    to_record,
+    values_in,
+)
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 CLUSTER = "cluster-{}."

@@ -68,10 +68,8 @@ from fedapps.strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from fedapps.strategies.base.messages import arrays_of, innermost, values_in
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import arrays_of, innermost, to_record, values_in, weight_key
 from fedapps.strategies.base.reply_validation import update_of
-from fedapps.strategies.base.weights import weight_key
 from fedapps.strategies.base.wrapper import Wrapper
 
 

@@ -40,11 +40,11 @@ from fedapps.strategies.base.capabilities import (
     weigher,
 )
 from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.messages import weight_key
 from fedapps.strategies.base.reply_validation import UpdateBound
 from fedapps.strategies.base.rounds import EvaluateFn, Plan, ShouldStop
 from fedapps.strategies.base.secure_grid import SecureGrid
 from fedapps.strategies.base.secure_sessions import Protocol
-from fedapps.strategies.base.weights import weight_key
 from fedapps.strategies.base.wrapper import Wrapper
 from fedapps.strategies.private import PrivateSum
 

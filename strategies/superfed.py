@@ -51,9 +51,8 @@ from fedapps.algorithms.contract.personal import (
 )
 from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.algorithms.personal.choice import counted, pooled_curve, sound_curve
-from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.messages import metrics_of, most_common
 from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.records import most_common
 from fedapps.strategies.families.pooled_choice import CHOICES, PooledChoice
 from fedapps.strategies.fedavg import FedAvgArguments
 

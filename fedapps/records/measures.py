@@ -19,7 +19,7 @@ from fedapps.algorithms.common.measures import (
 from fedapps.algorithms.common.target_errors import CHANNELS, errors_of, pooled
 from fedapps.clients.base.scores import CONFUSION, ERROR_SUMS
 from fedapps.records.tables import SUMS, Metrics
-from fedapps.strategies.base.records import most_common
+from fedapps.strategies.base.messages import most_common
 
 #: A client whose test loss is larger has diverged: a standardised squared error of 100
 #: deviations, a cross-entropy that no net in single precision has.

@@ -18,7 +18,7 @@ from fedapps.algorithms.common import confusion, survival
 from fedapps.algorithms.common.measures import PAIRS
 from fedapps.algorithms.fairness.groups import Groups, add_up, group_gaps, group_measures
 from fedapps.clients.base.scores import CONFUSION
-from fedapps.strategies.base.records import most_common
+from fedapps.strategies.base.messages import most_common
 
 #: The metrics of a client, by client.
 Metrics = Mapping[int | str, Mapping[str, Any]]

@@ -28,6 +28,7 @@ from fedapps.strategies.base.capabilities import buffering
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
 from fedapps.strategies.base.messages import (
+    capped,
     content_bytes,
     content_sizes,
     error_line,
@@ -41,7 +42,6 @@ from fedapps.strategies.base.reply_validation import LONGEST_FAULT, Rules, Updat
 from fedapps.strategies.base.roster import ClientId, Packing, called, order
 from fedapps.strategies.base.staleness import brought_forward, check_stale
 from fedapps.strategies.base.timing import Phase, Timing
-from fedapps.strategies.base.weights import capped
 
 #: Clients that a line about a round names.
 MOST_NAMED = 5

@@ -1,16 +1,41 @@
-"""Helpers for message contents (bytes, metrics, arrays) and for wrapped strategies."""
+"""Helpers for message contents (bytes, metrics, arrays) and for wrapped strategies.
 
-from collections.abc import Iterable, Iterator
+Weighted averages of the arrays and of the metrics in replies, and arrays as Flower's
+records.
+
+Reading and replacing the aggregation weights of replies.
+
+Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg,
+FedMGDA+ and others.
+
+Counters, the running statistics of normalisation layers and masks (numbers beyond
+``LIMIT``) are not learned: a step along their differences is meaningless and may make a
+variance negative. They are averaged instead.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import WARNING
-from typing import Any
+from statistics import median_low
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.algorithms.contract.wire import read
+from fedapps.algorithms.common.averaging import LIMIT, STATISTICS, weighted_average
+from fedapps.algorithms.contract.wire import fields, read
 
 #: Metric of a training reply that fair aggregation needs; the configuration requests it
 #: under the same name.
@@ -163,3 +188,179 @@ def error_line(reply: Message) -> str | None:
     # Flower's node closes the text of an exception so
     last = lines[-1].removesuffix("'>") if lines else f"error code {reply.error.code}"
     return last[:300]
+
+
+T = TypeVar("T")
+
+
+def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
+    """Return the weighted average of the one ArrayRecord in each content, names
+    kept.
+    """
+    records = [arrays_of(content)[0] for content in contents]
+    names = list(records[0])
+    if len(records) == 1 or hold_mean(records):
+        return records[0].copy()
+    models = [[read(record[name]) for name in names] for record in records]
+    return to_record(names, weighted_average(models, weights))
+
+
+def hold_mean(records: Sequence[ArrayRecord]) -> bool:
+    """Return whether several records hold the same arrays: those of nodes that sum, or
+    of a secure sum, hold the mean already.
+    """
+    return len(records) > 1 and all(
+        record[name] is array for record in records[1:] for name, array in records[0].items()
+    )
+
+
+def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return the weighted mean of every metric over the clients that report it; of
+    lists those of the most common length count.
+
+    Flower's own function ends the run when one client reports a metric that another
+    does not.
+    """
+    listed: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
+    for values in map(metrics_of, contents):
+        weight = float(values.pop(weighted_by_key))
+        for name, value in values.items():
+            listed.setdefault(name, []).append((weight, np.asarray(value, dtype=np.float64)))
+    return MetricRecord({name: _usual_mean(pairs) for name, pairs in listed.items()})
+
+
+def _usual_mean(pairs: Sequence[tuple[float, NDArray[np.float64]]]) -> Any:
+    """Return the weighted mean of the values whose shape is the most common one."""
+    usual = most_common([value.shape for _, value in pairs])
+    kept = [(weight, value) for weight, value in pairs if value.shape == usual]
+    total = sum(weight for weight, _ in kept)
+    return np.asarray(sum(weight * value for weight, value in kept) / total).tolist()
+
+
+def most_common(items: Sequence[T]) -> T:
+    """Return the most common item, of several the first."""
+    return Counter(items).most_common(1)[0][0]
+
+
+def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Return named arrays as Flower's ArrayRecord."""
+    return ArrayRecord(
+        {name: Array(*fields(array)) for name, array in zip(names, arrays, strict=True)}
+    )
+
+
+# Replaces a weight of 0, because strategies may divide by a sum of weights; it is too
+# small to change a result.
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def weight_key(strategy: Strategy) -> str:
+    """Return the name of the metric by which a strategy weights replies."""
+    return str(getattr(innermost(strategy), "weighted_by_key", "num-examples"))
+
+
+#: The share of liars for which :func:`reference` is the median.
+HALF = 0.5
+
+
+def reference(values: Sequence[float], liars: float) -> float:
+    """Return the largest of some values without the share ``liars`` of the largest
+    ones; with ``HALF`` the median, the lower one of two.
+    """
+    return sorted(values, reverse=True)[int(liars * len(values))]
+
+
+def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
+    """Lower weights above ``most`` times the median of the replies, the lower one of
+    two; return the clients.
+    """
+    holders = [
+        (client, record)
+        for client, reply in replies
+        for record in reply.content.values()
+        if isinstance(record, MetricRecord) and key in record
+    ]
+    if not holders:
+        return []
+    limit = most * median_low(float(str(record[key])) for _, record in holders)
+    found = []
+    for client, record in holders:
+        value = float(str(record[key]))
+        if value > limit:
+            log(
+                WARNING,
+                "client %s: %s = %.6g is capped to %.6g, %g times the median of the round "
+                "(max-weight)",
+                client,
+                key,
+                value,
+                limit,
+                most,
+            )
+            record[key] = max(1, int(limit)) if isinstance(record[key], int) else limit
+            found.append(client)
+    return found
+
+
+def with_weight(
+    reply: Message, key: str, weight: float, model: ArrayRecord | None = None
+) -> Message:
+    """Return a copy of a reply with the metric ``key`` set to ``weight``, and with
+    ``model`` in the place of its arrays, if given.
+
+    Array data are shared with the original, records are not: some strategies empty
+    them.
+    """
+    content = RecordDict()
+    for name, record in reply.content.items():
+        if isinstance(record, MetricRecord) and key in record:
+            content[name] = weighted = record.copy()
+            weighted[key] = max(float(weight), TINY)
+        else:
+            content[name] = (model or record).copy() if isinstance(record, ArrayRecord) else record
+    twin = copy.copy(reply)
+    twin.content = content
+    return twin
+
+
+Named = dict[str, NDArray[Any]]
+
+
+def learned(record: ArrayRecord) -> Named:
+    """Return the learned arrays of a model by name."""
+    arrays = {name: read(array) for name, array in record.items() if not name.endswith(STATISTICS)}
+    return {
+        name: values
+        for name, values in arrays.items()
+        if values.dtype.kind == "f" and (np.abs(values) <= LIMIT).all()
+    }
+
+
+def each_update(sent: ArrayRecord, records: Iterable[ArrayRecord]) -> Iterator[NDArray[np.float64]]:
+    """Yield the updates ``w_k - w`` (d,) of the learned arrays."""
+    start = learned(sent)
+    before = flat(start)
+    for record in records:
+        yield flat({name: read(record[name]) for name in start}) - before
+
+
+def updates(sent: ArrayRecord, records: Iterable[ArrayRecord]) -> NDArray[np.float64]:
+    """Return the updates as rows (m, d)."""
+    return np.stack([*each_update(sent, records)])
+
+
+def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Return the arrays concatenated to one vector (d,)."""
+    return np.concatenate([values.reshape(-1).astype(np.float64) for values in arrays.values()])
+
+
+def moved(sent: ArrayRecord, step: NDArray[np.float64], average: ArrayRecord) -> ArrayRecord:
+    """Return the model whose learned arrays are those of ``sent`` plus ``step`` (d,),
+    the others as in ``average``.
+    """
+    new, start = {name: read(array) for name, array in average.items()}, 0
+    for name, values in learned(sent).items():
+        part = step[start : start + values.size].reshape(values.shape)
+        new[name] = np.asarray(values + part, dtype=values.dtype)
+        start += values.size
+    return to_record(list(new), list(new.values()))

@@ -13,7 +13,7 @@ from fedapps.algorithms.secure.graph import check_degree, least_survivors, neigh
 from fedapps.algorithms.secure.keys import fresh
 from fedapps.algorithms.secure.messages import Hello, Offer, Session
 from fedapps.algorithms.secure.server import hello_fault, met, offer_fault
-from fedapps.strategies.base.records import most_common
+from fedapps.strategies.base.messages import most_common
 from fedapps.strategies.base.secure_calls import SecureCalls
 
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.

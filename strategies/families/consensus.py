@@ -37,9 +37,8 @@ from fedapps.algorithms.frank_wolfe.centering import Centering
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of, values_in
+from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record, values_in
 from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.records import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]

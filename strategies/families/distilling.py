@@ -23,10 +23,8 @@ from fedapps.algorithms.boosting.fit_options import DistillOptions
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import HALF, arrays_of, reference, to_record
 from fedapps.strategies.base.relative_bounds import FEW, HARDENED
-from fedapps.strategies.base.weights import HALF, reference
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 if TYPE_CHECKING:  # reading the options must not import PyTorch

@@ -13,8 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from fedapps.strategies.base.messages import values_in
-from fedapps.strategies.base.records import most_common
+from fedapps.strategies.base.messages import most_common, values_in
 
 Floats = NDArray[np.float64]
 #: How far the sum of a density of float32 numbers may be from 1.

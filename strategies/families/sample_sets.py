@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.checks import check_range
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Arrays = dict[str, NDArray[Any]]

@@ -24,7 +24,7 @@ from fedapps.records.rounds import read_rounds
 from fedapps.records.writer import Recorder
 from fedapps.settings.settings import Settings
 from fedapps.strategies import FedAdam, FedAvg, PrivacyOptions, Private
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.tasks.predictor_library import Library
 from tests.domains import ALL

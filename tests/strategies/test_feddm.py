@@ -13,7 +13,7 @@ from fedapps.clients import ClassMeansClient, ClientData, FedDMClient, Split
 from fedapps.models.image_nets import build_model
 from fedapps.strategies import ClassMeans, FedDM, FedDMOptions
 from fedapps.strategies.base.capabilities import declared
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from tests.helpers import arrays_of, assert_arrays, refused, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3

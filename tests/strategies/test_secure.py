@@ -36,7 +36,7 @@ from fedapps.strategies import (
     TooFewReplies,
     UpdateBound,
 )
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.strategies.base.secure_replies import mean_replies, vector_of
 from fedapps.strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
 from fedapps.strategies.secure import secured

@@ -21,7 +21,7 @@ from fedapps.clients import SecureApp
 from fedapps.clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import AFL, AAggFFS, FedAvg, SecureOptions, TooFewReplies
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.strategies.base.secure_sessions import Sessions
 from tests.helpers import EchoClient, arrays_of
 from tests.secure_grids import (

@@ -16,7 +16,7 @@ from fedapps.algorithms.secure.vector import (
     sum_fault,
     to_vector,
 )
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from tests.helpers import refused
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)

@@ -19,7 +19,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.tasks.site_data import SiteImages, SiteTable
 from tests.helpers import clients_of, exchanged, outcome_of, refused
 

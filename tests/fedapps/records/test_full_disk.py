@@ -19,7 +19,7 @@ from fedapps.records.rounds import read_rounds
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import FedAvg
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import to_record
 from fedapps.toml_text import read_toml
 from tests.helpers import lacking, outcome_of, refused
 

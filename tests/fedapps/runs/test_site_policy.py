@@ -30,8 +30,7 @@ from fedapps.runs.client_factory import clients_of, store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy
-from fedapps.strategies.base.messages import metrics_of
-from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.messages import metrics_of, to_record
 from tests.helpers import assert_same, lacking, refused, rounds_of
 
 JOB = {
