@@ -28,8 +28,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.messages import average_arrays, average_metrics, metrics_of

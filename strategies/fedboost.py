@@ -36,9 +36,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.mirror import MIRRORS
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.ensembles import (

@@ -37,8 +37,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.contract.frank_wolfe import FedFWExtras, FedFWSent
 from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
 from fedapps.algorithms.frank_wolfe.domain import Domain

@@ -66,8 +66,7 @@ from fedapps.algorithms.boosting.step_sizes import (
     step_sizes,
     summed_steps,
 )
-from fedapps.algorithms.common.checks import check_choice
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read

@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.boosting.forest import Forest
 from fedapps.algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
 from fedapps.algorithms.boosting.step_sizes import LOSS_NAMES
-from fedapps.algorithms.common.checks import check_range
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.algorithms.contract.boosting import HistogramSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
-from fedapps.algorithms.common.checks import check_choice
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.contract.personal import FedRepSent, ShareSent
 from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.families.shared_part import SharedPart

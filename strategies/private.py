@@ -53,8 +53,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import LIMIT, VARIANCES
-from fedapps.algorithms.common.checks import check_range
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
 from fedapps.algorithms.contract.wire import read

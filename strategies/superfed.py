@@ -39,9 +39,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.measures import LEADING
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.contract.personal import (
     ASKED,
     ENDS,

@@ -25,8 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.algorithms.common.prefixes import within
 from fedapps.algorithms.contract.sent import WarmStartSent
 from fedapps.strategies.base.capabilities import (

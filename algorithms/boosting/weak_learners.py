@@ -25,8 +25,8 @@ from fedapps.algorithms.boosting.oracle import (
     in_chunks,
 )
 from fedapps.algorithms.boosting.regression import Adam, Diverged, fit_network
-from fedapps.algorithms.common.checks import check_choice, check_range
 from fedapps.algorithms.common.modules import widest
+from fedapps.algorithms.common.options import check_choice, check_range
 from fedapps.algorithms.common.steps import Eager, Runner
 
 # The L-infinity oracle minimises the mean squared error over this fraction of the

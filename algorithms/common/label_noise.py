@@ -15,7 +15,7 @@ Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.options import check_choice, check_range
 
 KINDS = ("pair", "symmetric")
 

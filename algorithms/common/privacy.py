@@ -15,7 +15,7 @@ Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising
 
 import math
 
-from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import check_range
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.mirror import Array, check_distribution
+from fedapps.algorithms.common.options import check_choice
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]

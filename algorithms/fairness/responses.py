@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.options import check_choice, check_range
 
 Array = NDArray[np.float64]
 

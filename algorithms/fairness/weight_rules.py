@@ -27,8 +27,8 @@ Transactions on Network Science and Engineering, 2022, arXiv 2006.11489.
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.mirror import check_distribution, project_simplex_entropy
+from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.fairness.responses import check_losses
 from fedapps.algorithms.fairness.rule import Weights
 from fedapps.algorithms.fairness.simplex import (

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import check_choice
 from fedapps.algorithms.frank_wolfe.atoms import Array, Float64
 
 CENTERS = ("none", "mean", "bias")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, Float64
 
 

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.mirror import project_simplex
+from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.frank_wolfe.atoms import (
     Array,
     Atom,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.lanczos import generic_vector

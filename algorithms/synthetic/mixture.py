@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import check_choice
 from fedapps.algorithms.common.robust import shortening
 
 #: A client's gradient is at most this many times longer than the median one; those of

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, nearest, option
 from fedapps.algorithms.common.schedule import decayed, effective_steps
 from fedapps.algorithms.contract.sent import METHOD, Config as Config, RoundFacts, Scoring, Sent
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.options import check_choice, check_range
 from fedapps.algorithms.ensembles.mixture_losses import (
     log_loss,
     squared_loss_density,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.data.frame import Column, Frame, is_list, is_number, some
 from fedapps.data.samples import Categorical, Indices
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
 from fedapps.data.samples import Indices, Samples

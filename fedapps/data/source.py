@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.data import cache
 from fedapps.data.frame import Frame, joined, left_out
 from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source

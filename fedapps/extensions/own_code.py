@@ -19,8 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import Options
+from fedapps.algorithms.common.options import Options, nearest
 from fedapps.errors import UserError, first_line
 
 #: What stands before the colon of a net of a library, which is not the user's code.

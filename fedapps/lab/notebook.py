@@ -5,7 +5,7 @@ import html as markup
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.errors import UserError
 from fedapps.lab.charts.drawing import svg
 from fedapps.lab.charts.files import FORMATS, file

@@ -7,8 +7,7 @@ A user's own method is an entry in the user's module. Settings name it as
 
 from dataclasses import dataclass
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import with_choices
+from fedapps.algorithms.common.options import nearest, with_choices
 from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import check_options, load
 from fedapps.extensions.registered import reference_of, registered

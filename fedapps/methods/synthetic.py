@@ -8,7 +8,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from fedapps import clients
-from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import check_choice
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory, TorchClient
 from fedapps.strategies import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import check_choice
 from fedapps.models.base import Classifier, Shape, draw_weights, features_of
 
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.options import nearest
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
 from fedapps.models import aaggff_nets, superfed_nets

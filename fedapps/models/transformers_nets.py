@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.options import nearest
 from fedapps.errors import UserError, first_line, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.models.base import Shape

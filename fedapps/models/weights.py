@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.errors import UserError
 
 

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedapps import clients
-from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.measures import leading_of, lower_is_better
+from fedapps.algorithms.common.options import nearest
 from fedapps.clients.base.precision import at_precision
 from fedapps.data.scaling import Scale
 from fedapps.engines.inline import InlineGrid

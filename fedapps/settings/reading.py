@@ -10,8 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import kebab
+from fedapps.algorithms.common.options import kebab, nearest
 from fedapps.data.options import DataOptions
 from fedapps.errors import UserError, refuse_first
 from fedapps.methods import METHODS, find_method

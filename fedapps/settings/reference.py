@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import Declared, kebab
+from fedapps.algorithms.common.options import Declared, kebab, nearest
 from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
 from fedapps.settings.tables import CONFIGURED, option_tables

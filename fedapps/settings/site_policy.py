@@ -13,8 +13,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import Options, kebab, names_in, option
+from fedapps.algorithms.common.options import Options, kebab, names_in, nearest, option
 from fedapps.algorithms.contract.sent import METHOD
 from fedapps.algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
 from fedapps.errors import UserError

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.evaluation import NEXT_TOKEN
 from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech

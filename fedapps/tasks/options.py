@@ -5,8 +5,7 @@ can be read and checked quickly.
 from dataclasses import dataclass
 from math import isfinite
 
-from fedapps.algorithms.common.checks import check_range
-from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, check_range, option
 
 LOSSES = ("log", "squared")
 # Stands for what follows from sums over the clients.

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedapps import tasks
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import Options
+from fedapps.algorithms.common.options import Options, nearest
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_options, guarded, load

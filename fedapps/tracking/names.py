@@ -2,8 +2,7 @@
 
 import importlib.util
 
-from fedapps.algorithms.common.checks import nearest
-from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.common.options import names_in, nearest
 from fedapps.errors import UserError
 
 #: The package that each tracker needs; an extra of the tracker's name installs it.

@@ -46,7 +46,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.contract.sent import Asked
 from fedapps.algorithms.fairness.responses import cut
 from fedapps.algorithms.fairness.rule import FairOptions

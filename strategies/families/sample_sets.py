@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import check_range
 from fedapps.strategies.base.messages import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 

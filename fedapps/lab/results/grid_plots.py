@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.checks import check_choice
-from fedapps.algorithms.common.options import kebab
+from fedapps.algorithms.common.options import check_choice, kebab
 from fedapps.formats import is_percent, metric_name, sentence
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.errors import UserError
 from fedapps.lab.sweeps.options import SweepOptions, read_options
 from fedapps.settings.reading import OF_SWEEPS, default_config, read_settings, unknown

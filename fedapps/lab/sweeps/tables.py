@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import nearest
 from fedapps.algorithms.common.privacy import concentrated_epsilon
 from fedapps.formats import is_percent, one_line
 from fedapps.lab.results.comparison_table import std_of
