@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.contract.frank_wolfe import FedFWExtras, FedFWSent
-from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Atom, Domain
 from fedapps.algorithms.frank_wolfe.steps import (
     SCHEDULES,
     Schedule,

@@ -2,13 +2,13 @@
 with a curved boundary.
 """
 
+from fedapps.algorithms.frank_wolfe.domain import Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
     NuclearBall,
     Spectrahedron,
 )
-from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 
 POLYTOPES = [

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import check_choice
-from fedapps.algorithms.frank_wolfe.atoms import Array, Float64
+from fedapps.algorithms.frank_wolfe.domain import Array, Float64
 
 CENTERS = ("none", "mean", "bias")
 STAGES = ("moments", "sides", "rows", "errors")

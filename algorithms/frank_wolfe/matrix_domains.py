@@ -20,18 +20,16 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.mirror import project_simplex
 from fedapps.algorithms.common.options import check_range
-from fedapps.algorithms.frank_wolfe.atoms import (
+from fedapps.algorithms.frank_wolfe.domain import (
     Array,
     Atom,
+    Ball,
+    Domain,
     Entries,
     Float64,
     Permutation,
     RankOne,
     SymmetricRankOne,
-)
-from fedapps.algorithms.frank_wolfe.domain import (
-    Ball,
-    Domain,
     as_gradient,
     as_point,
     check_matrix,

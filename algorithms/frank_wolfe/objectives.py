@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedapps.algorithms.frank_wolfe.atoms import Array, Float64
+from fedapps.algorithms.frank_wolfe.domain import Array, Float64
 
 
 class Objective(Protocol):

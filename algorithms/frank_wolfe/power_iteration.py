@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import check_range
-from fedapps.algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Atom, Domain, Float64, RankOne, SymmetricRankOne
 from fedapps.algorithms.frank_wolfe.lanczos import generic_vector
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Spectrahedron,

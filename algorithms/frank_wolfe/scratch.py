@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Array
 
 #: How many numbers are squared at a time.
 PIECE = 2**18

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedapps.algorithms.common.options import check_choice, check_range
-from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Atom, Domain
 from fedapps.algorithms.frank_wolfe.scratch import scratch
 
 SCHEDULES = ("convex", "non-convex", "stochastic")

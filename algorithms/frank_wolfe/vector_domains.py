@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 
 from fedapps.algorithms.common.mirror import project_simplex
-from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, DensePoint, Entry, Float64
-from fedapps.algorithms.frank_wolfe.domain import Ball, as_gradient, as_point, check_packed
+from fedapps.algorithms.frank_wolfe.domain import (
+    Array,
+    Atom,
+    Ball,
+    DensePoint,
+    Entry,
+    Float64,
+    as_gradient,
+    as_point,
+    check_packed,
+)
 
 
 def project_l1(x: Array, radius: float) -> Float64:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.frank_wolfe.atoms import Array, Float64
 from fedapps.algorithms.frank_wolfe.centering import Table, answer
+from fedapps.algorithms.frank_wolfe.domain import Array, Float64
 from fedapps.algorithms.frank_wolfe.objectives import MatrixCompletion, SparseGradient
 
 ANY = (-math.inf, math.inf)

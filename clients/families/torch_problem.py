@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Array
 from fedapps.clients.base.data import ClientData
 from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.clients.base.training import trainable

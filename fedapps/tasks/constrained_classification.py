@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.frank_wolfe.atoms import Array
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Domain, Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
-from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients.base.training import trainable
 from fedapps.clients.families.problems import Problem

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.measures import topk_accuracy
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.centering import Centering
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Domain
 from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
 from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.centering import Centering, Table
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Domain
 from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.clients.families.completion import CompletionProblem
 from fedapps.clients.families.problems import Problem

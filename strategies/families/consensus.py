@@ -32,9 +32,8 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.frank_wolfe import PhaseSent
 from fedapps.algorithms.contract.wire import read
-from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.centering import Centering
-from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.domain import Array, Domain
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record, values_in

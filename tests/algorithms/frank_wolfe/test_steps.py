@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from fedapps.algorithms.frank_wolfe.domain import Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
@@ -11,7 +12,6 @@ from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     MatrixCompletion,
 )
-from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.scratch import distance
 from fedapps.algorithms.frank_wolfe.steps import (
     Schedule,

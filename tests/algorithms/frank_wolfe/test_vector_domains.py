@@ -6,7 +6,7 @@ import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import aslinearoperator
 
-from fedapps.algorithms.frank_wolfe.atoms import Entry
+from fedapps.algorithms.frank_wolfe.domain import Entry, Product
 from fedapps.algorithms.frank_wolfe.lanczos import smallest_eigenvector
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
@@ -14,7 +14,6 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
     NuclearBall,
     Spectrahedron,
 )
-from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.domains import ALL, POLYTOPES, ROUND
 from tests.helpers import refused
