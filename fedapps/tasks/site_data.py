@@ -25,8 +25,7 @@ from fedapps.data.frame import Frame, some
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
-from fedapps.data.source import FILE, SITE_CLIENT, Source
-from fedapps.data.sources import open_split
+from fedapps.data.source import FILE, SITE_CLIENT, Source, open_split
 from fedapps.data.table_columns import Floats, dummies, finite, numbers_in, words
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts
