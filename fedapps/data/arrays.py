@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapps.data.columns import label_column
+from fedapps.data.columns import check_targets, label_column, no_target, numbers_in
 from fedapps.data.frame import Frame, is_list, is_number, some
 from fedapps.data.source import FILE, Source
-from fedapps.data.table_columns import check_targets, no_target, numbers_in
 from fedapps.data.tables import matching
 from fedapps.errors import UserError, refuse_first
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.seeds import generator
+from fedapps.data.columns import Floats
 from fedapps.data.frame import Frame, some
 from fedapps.data.images import decode
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Indices, Samples
 from fedapps.data.source import TRAIN, Source, bundled
-from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 
 Columns = dict[str, NDArray[Any]]

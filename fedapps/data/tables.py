@@ -19,12 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.data.columns import coded, label_column
+from fedapps.data.columns import (
+    FEW_VALUES,
+    Floats,
+    coded,
+    dummies,
+    finite,
+    label_column,
+    numbers_in,
+)
 from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
-from fedapps.data.table_columns import FEW_VALUES, Floats, dummies, finite, numbers_in
 from fedapps.errors import UserError
 
 #: A text column with more values is no category.

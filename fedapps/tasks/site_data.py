@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import names_in
 from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
-from fedapps.data.columns import Names, digest, rows_of
+from fedapps.data.columns import Floats, Names, digest, dummies, finite, numbers_in, rows_of, words
 from fedapps.data.frame import Frame, some
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.source import FILE, SITE_CLIENT, Source, open_split
-from fedapps.data.table_columns import Floats, dummies, finite, numbers_in, words
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.data import generated_tables
+from fedapps.data.columns import Floats
 from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import GENERATED
-from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.site_data import SiteRows, numbers

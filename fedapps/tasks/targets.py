@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.target_errors import CHANNELS, error_sums, pooled
 from fedapps.clients.base.data import ArrayData
-from fedapps.data.table_columns import Floats
+from fedapps.data.columns import Floats
 from fedapps.errors import UserError
 from fedapps.strategies.base.reply_validation import LONGEST_METRIC
 from fedapps.tasks.options import SUMS, RegressionOptions, numbers_in

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.data.table_columns import OddCellsError
+from fedapps.data.columns import OddCellsError
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.contest import Contest
