@@ -11,12 +11,16 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from fedapps.tasks.constrained_classification import (
         ConstrainedClassification as ConstrainedClassification,
     )
-    from fedapps.tasks.convex import Lasso as Lasso, Qap as Qap, SparseLogistic as SparseLogistic
+    from fedapps.tasks.convex import (
+        Completion as Completion,
+        Lasso as Lasso,
+        Qap as Qap,
+        SparseLogistic as SparseLogistic,
+    )
     from fedapps.tasks.densities import PointMass as PointMass, Unigram as Unigram
     from fedapps.tasks.ensemble_classification import (
         EnsembleClassification as EnsembleClassification,
     )
-    from fedapps.tasks.matrix_completion import Completion as Completion
     from fedapps.tasks.next_character import Text as Text
     from fedapps.tasks.next_word import Words as Words
     from fedapps.tasks.regression import Regression as Regression
