@@ -10,7 +10,7 @@ from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import Settings
-from fedapps.tasks.base_predictors import divide, label_sets, recipes
+from fedapps.tasks.ensemble_classification import divide, label_sets, recipes
 from fedapps.tasks.options import EnsembleOptions, PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import Library
 from tests.data_folders import write_play
