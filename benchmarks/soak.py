@@ -70,7 +70,7 @@ from fedapps.deployment.local import Deployment, Site
 from fedapps.engines import app_folder
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import free_port, marked
-from fedapps.engines.programs import end_programs
+from fedapps.engines.superlink import end_programs
 from fedapps.errors import RunFailed, UserError
 from fedapps.records.rounds import read_rounds
 from fedapps.runs import inline_grid

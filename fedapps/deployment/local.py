@@ -41,8 +41,15 @@ from fedapps.deployment.certificates import (
 )
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.processes import Guard, answers, checked_port, free_port, program
-from fedapps.engines.programs import Program, end_programs, environment_of
-from fedapps.engines.superlink import START_SECONDS, Connection, one_line, reason_of
+from fedapps.engines.superlink import (
+    START_SECONDS,
+    Connection,
+    Program,
+    end_programs,
+    environment_of,
+    one_line,
+    reason_of,
+)
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect
 from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE

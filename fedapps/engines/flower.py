@@ -28,8 +28,15 @@ from fedapps.engines.capacity import (
     visible_gpus,
 )
 from fedapps.engines.processes import signals_ignored
-from fedapps.engines.programs import ENDED, SUPEREXEC
-from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
+from fedapps.engines.superlink import (
+    ENDED,
+    START_SECONDS,
+    STOP_SECONDS,
+    SUPEREXEC,
+    Connection,
+    SuperLink,
+    one_line,
+)
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS

@@ -21,7 +21,7 @@ from fedapps.deployment.local import Deployment, Site
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
-from fedapps.engines.programs import end_programs
+from fedapps.engines.superlink import end_programs
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.end_to_end.sites import on, succeed

@@ -11,7 +11,7 @@ import pytest
 
 from fedapps.engines import programs
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
-from fedapps.engines.programs import SUPEREXEC, environment_of, make_superexec
+from fedapps.engines.superlink import SUPEREXEC, environment_of, make_superexec
 from tests.helpers import eventually
 
 SAID = """INFO :      Starting Flower SuperExec
