@@ -16,8 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save_file
 
 from fedapps.engines.fast_polling import PollingGrid
-from fedapps.engines.gateways import GatewayGrid
-from fedapps.engines.node_grid import shared
+from fedapps.engines.node_grid import GatewayGrid, shared
 from fedapps.errors import UserError, what_to_install
 from fedapps.lab import write_report
 from fedapps.records.files import replace as place

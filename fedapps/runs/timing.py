@@ -13,8 +13,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.fleet import Fleet, Measured
-from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import GatewayGrid
 from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.clocks import RealClock, VirtualClock, epochs_of

@@ -10,9 +10,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.data.columns import digest
-from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, pack, unpack
+from fedapps.engines.node_grid import GatewayGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app

@@ -10,9 +10,8 @@ from flwr.serverapp import Grid
 
 from fedapps.clients import to_client_app
 from fedapps.engines.fast_polling import PollingGrid
-from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.node_grid import NodeGrid
+from fedapps.engines.node_grid import GatewayGrid, NodeGrid
 from fedapps.engines.workers import WorkerGrid
 from fedapps.records.audit import AuditedGrid
 from fedapps.strategies import ClientGrid

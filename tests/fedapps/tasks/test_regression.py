@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from fedapps.clients.base.regression import regression
 from fedapps.commands.parser import main
-from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import GatewayGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
