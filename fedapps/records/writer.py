@@ -30,7 +30,6 @@ from fedapps import __version__
 from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.scores import ROW_COLUMNS, ROWS
 from fedapps.records.best import SCORES, Best, scores
-from fedapps.records.data_record import NAME as DATA
 from fedapps.records.files import Files, csv_text, replace
 from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.measures import (
@@ -43,7 +42,7 @@ from fedapps.records.measures import (
 )
 from fedapps.records.reader import read_table
 from fedapps.records.releases import RELEASES
-from fedapps.records.rounds import NEW_CLIENTS, read_rounds
+from fedapps.records.rounds import NAME as DATA, NEW_CLIENTS, read_rounds
 from fedapps.records.tables import confusion_table, group_table, pooled_concordance
 from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients

@@ -16,10 +16,16 @@ from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT, AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
-from fedapps.records.data_record import check_same_data, record_data, settings_digest
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
-from fedapps.records.rounds import check_resumable, new_clients_of, read_rounds
+from fedapps.records.rounds import (
+    check_resumable,
+    check_same_data,
+    new_clients_of,
+    read_rounds,
+    record_data,
+    settings_digest,
+)
 from fedapps.records.synthetic_set import SyntheticSet
 from fedapps.records.time_log import TimeLog
 from fedapps.records.writer import FILES, Recorder

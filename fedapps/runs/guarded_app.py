@@ -35,8 +35,8 @@ from fedapps.engines.node_app import CLIENTS, MANY
 from fedapps.errors import SiteFault, UserError
 from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
-from fedapps.records.data_record import settings_digest
 from fedapps.records.files import write_text
+from fedapps.records.rounds import settings_digest
 from fedapps.strategies.base.flower_private import ErrorCode
 from fedapps.strategies.base.messages import content_bytes
 from fedapps.strategies.base.named_grid import IDENTITY

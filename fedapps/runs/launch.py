@@ -22,9 +22,8 @@ from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.notes import each_once, logger
-from fedapps.records.data_record import data_paths
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
-from fedapps.records.rounds import all_written, set_status, status_of
+from fedapps.records.rounds import all_written, data_paths, set_status, status_of
 from fedapps.runs.assembly import Parts
 from fedapps.runs.devices import Asked
 from fedapps.runs.execution import execute, with_folder

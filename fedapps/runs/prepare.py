@@ -18,9 +18,8 @@ from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
-from fedapps.records.data_record import check_same_data
 from fedapps.records.lock import LOCKS, WRITER, FolderLock
-from fedapps.records.rounds import check_resumable, set_status
+from fedapps.records.rounds import check_resumable, check_same_data, set_status
 from fedapps.records.writer import FILES, FOLDERS
 from fedapps.runs.assembly import (
     Parts,

@@ -27,10 +27,10 @@ from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
-from fedapps.records.data_record import FREE
 from fedapps.records.files import write_text
 from fedapps.records.lock import FolderLock
 from fedapps.records.reader import read_run
+from fedapps.records.rounds import FREE
 from fedapps.runs.devices import Asked
 from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import assemble

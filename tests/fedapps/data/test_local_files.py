@@ -16,7 +16,7 @@ from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
 from fedapps.errors import UserError
-from fedapps.records.data_record import digest
+from fedapps.records.rounds import digest
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from tests.helpers import lacking, printed, refused
