@@ -274,7 +274,7 @@ class Classification(DealtSamples, NetByShape):
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
         from fedapps.algorithms.common.modules import get_arrays
-        from fedapps.tasks.set_evaluator import fit
+        from fedapps.tasks.set_training import fit
 
         model = self.initial_model()
         rng = generator(self.context.seed, "pre-training on synthetic samples")
@@ -321,7 +321,7 @@ class Classification(DealtSamples, NetByShape):
         """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit
         the task.
         """
-        from fedapps.tasks.set_evaluator import check_fits, tensors
+        from fedapps.tasks.set_training import check_fits, tensors
 
         source = self.context.data.synthetic
         samples = read_set(source)

@@ -16,7 +16,8 @@ from fedapps.records.synthetic_set import grid
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
-from fedapps.tasks.set_evaluator import SetEvaluator, augmented
+from fedapps.tasks.set_evaluator import SetEvaluator
+from fedapps.tasks.set_training import augmented
 from tests.helpers import assert_arrays, refused, run_inline
 
 CLIENTS = 4
