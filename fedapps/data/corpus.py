@@ -20,7 +20,8 @@ import numpy as np
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.families.ensemble_data import Histogram
 from fedapps.data.columns import check_columns
-from fedapps.data.source import GENERATED, Source, open_split
+from fedapps.data.source import GENERATED, Source
+from fedapps.data.sources import open_split
 from fedapps.errors import UserError, reason
 
 UNKNOWN = "<unk>"

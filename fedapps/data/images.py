@@ -1,5 +1,5 @@
 """Samples with a class: scikit-learn's digits, or images or arrays of a local folder or
-a hub set (``fedapps.data.source``), also a synthetic set of fedevg, fedcgan or
+a hub set (``fedapps.data.sources``), also a synthetic set of fedevg, fedcgan or
 fedcvae; and the server's public unlabelled images for distillation.
 """
 
@@ -29,7 +29,8 @@ from fedapps.data.flower_partitioners import LABEL, column_by
 from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
 from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import FILE, TRAIN, Source, cached, digits_table, quiet
+from fedapps.data.source import FILE, TRAIN, Source
+from fedapps.data.sources import cached, digits_table, quiet
 from fedapps.data.tables import features_of, labels_in, matching, resolved
 from fedapps.errors import UserError, refuse_first
 

@@ -44,7 +44,8 @@ from fedapps.algorithms.frank_wolfe.objectives import (
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients.families.completion import CompletionProblem
 from fedapps.clients.families.problems import ObjectiveProblem, Problem
-from fedapps.data.source import GENERATED, Source, digits_table
+from fedapps.data.source import GENERATED, Source
+from fedapps.data.sources import digits_table
 from fedapps.errors import UserError, reason
 from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext

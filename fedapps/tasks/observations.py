@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.data.columns import check_columns
-from fedapps.data.source import GENERATED, Source, digits_table, open_split
+from fedapps.data.source import GENERATED, Source
+from fedapps.data.sources import digits_table, open_split
 from fedapps.errors import UserError
 from fedapps.tasks.options import MatrixCompletionOptions
 

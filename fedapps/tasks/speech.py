@@ -25,7 +25,8 @@ from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.frame import Frame
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
-from fedapps.data.source import TRAIN, Source, cached
+from fedapps.data.source import TRAIN, Source
+from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.options import SpeechOptions

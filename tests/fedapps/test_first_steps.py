@@ -68,7 +68,7 @@ def test_a_column_that_names_the_client_makes_clients(folder, capsys):
 
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
-    monkeypatch.setattr("fedapps.data.source._ask_hub", pytest.fail)
+    monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
     assert (
         f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?"
         in output_of(capsys, "data.source=visit.csv").err
