@@ -48,7 +48,7 @@ from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Samples
+from fedapps.data.source import Samples
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import with_defaults

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import nearest
 from fedapps.data import written_numbers
 from fedapps.data.frame import Column, Frame, is_list, is_number, is_text, some
-from fedapps.data.samples import Categorical, Indices
-from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
+from fedapps.data.source import FILE, PART_NAMES, TRAIN, Categorical, Indices, Source
 from fedapps.errors import UserError, refuse_first
 
 LABEL_NAMES = (

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedapps.algorithms.common.options import nearest
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
-from fedapps.data.samples import Indices, Samples
+from fedapps.data.source import Indices, Samples
 from fedapps.errors import UserError, reason, refuse_first
 
 #: The classes of the samples, for ``partition_by``.

@@ -17,8 +17,7 @@ from fedapps.data.columns import Floats
 from fedapps.data.frame import Frame, some
 from fedapps.data.images import decode
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Indices, Samples
-from fedapps.data.source import TRAIN, Source
+from fedapps.data.source import TRAIN, Indices, Samples, Source
 from fedapps.data.sources import bundled
 from fedapps.errors import UserError
 

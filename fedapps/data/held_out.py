@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Indices, Samples
-from fedapps.data.source import TEST, VALIDATION
+from fedapps.data.source import TEST, VALIDATION, Indices, Samples
 from fedapps.errors import UserError
 
 

@@ -28,8 +28,7 @@ from fedapps.data.columns import (
 from fedapps.data.flower_partitioners import LABEL, column_by
 from fedapps.data.frame import Frame, left_out, some
 from fedapps.data.options import DataOptions, PublicOptions
-from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import FILE, TRAIN, Source
+from fedapps.data.source import FILE, TRAIN, Columns, Samples, Source
 from fedapps.data.sources import cached, digits_table, quiet
 from fedapps.data.tables import features_of, labels_in, matching, resolved
 from fedapps.errors import UserError, refuse_first

@@ -24,8 +24,8 @@ from fedapps.clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
 from fedapps.data.frame import some
 from fedapps.data.options import FLOWER, DataOptions
-from fedapps.data.samples import Categorical, Indices, Samples
 from fedapps.data.scaling import Scale, inputs
+from fedapps.data.source import Categorical, Indices, Samples
 from fedapps.errors import UserError
 from fedapps.notes import logger
 

@@ -11,8 +11,7 @@ import numpy as np
 from fedapps.algorithms.common.options import names_in
 from fedapps.data.frame import some
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import FILE, PART_NAMES
+from fedapps.data.source import FILE, PART_NAMES, Columns, Samples
 
 #: More whole numbers than this are rarely meant as classes.
 FEW = 20

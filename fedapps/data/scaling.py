@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.data.samples import Columns, Samples
+from fedapps.data.source import Columns, Samples
 
 Floats = npt.NDArray[np.float32]
 

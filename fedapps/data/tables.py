@@ -30,8 +30,7 @@ from fedapps.data.columns import (
 )
 from fedapps.data.frame import Column, Frame, is_number, is_text, some
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Columns
-from fedapps.data.source import Source
+from fedapps.data.source import Columns, Source
 from fedapps.errors import UserError
 
 #: A text column with more values is no category.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
     import numpy as np
     from torch import nn
 
-    from fedapps.data.samples import Samples
     from fedapps.data.scaling import Scale
+    from fedapps.data.source import Samples
     from fedapps.tasks.targets import TargetScale
 
 

@@ -19,9 +19,8 @@ from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, part_of, remark
 from fedapps.data.images import read_samples, read_set
 from fedapps.data.remarks import remarks_on
-from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
-from fedapps.data.source import TEST, VALIDATION
+from fedapps.data.source import TEST, VALIDATION, Samples
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.notes import logger

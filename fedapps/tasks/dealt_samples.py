@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
-from fedapps.data.samples import Samples
+from fedapps.data.source import Samples
 from fedapps.tasks.base import TorchTask
 
 Rows = NDArray[np.int64]

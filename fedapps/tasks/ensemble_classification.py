@@ -23,8 +23,8 @@ from fedapps.clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
+from fedapps.data.source import Samples
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.classification import Classification

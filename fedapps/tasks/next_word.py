@@ -23,8 +23,7 @@ from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.evaluation import next_token
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of
-from fedapps.data.samples import Samples
-from fedapps.data.source import Source
+from fedapps.data.source import Samples, Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.models.text_nets import build_lstm

@@ -20,8 +20,7 @@ from fedapps.data.columns import Floats
 from fedapps.data.flower_partitioners import goes_by_classes
 from fedapps.data.generated_tables import DIABETES
 from fedapps.data.images import read_samples
-from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import GENERATED
+from fedapps.data.source import GENERATED, Columns, Samples
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SUMS

@@ -20,8 +20,7 @@ from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.algorithms.synthetic.frechet import frechet_distance
 from fedapps.clients.base.data import Split
 from fedapps.data.images import read_samples
-from fedapps.data.samples import Samples
-from fedapps.data.source import Source
+from fedapps.data.source import Samples, Source
 from fedapps.errors import UserError
 from fedapps.strategies.families.sample_sets import balanced_labels
 from fedapps.tasks.classification import Classification

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.clients.base.data import Split
-from fedapps.data.samples import Samples
+from fedapps.data.source import Samples
 from fedapps.errors import UserError
 
 BATCH = 50

@@ -23,9 +23,8 @@ from fedapps.data import partition as partitions
 from fedapps.data.columns import Floats, Names, digest, dummies, finite, numbers_in, rows_of, words
 from fedapps.data.frame import Frame, some
 from fedapps.data.images import read_samples
-from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
-from fedapps.data.source import FILE, SITE_CLIENT, Source
+from fedapps.data.source import FILE, SITE_CLIENT, Columns, Samples, Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts

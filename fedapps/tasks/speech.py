@@ -24,8 +24,7 @@ from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.frame import Frame
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Samples
-from fedapps.data.source import TRAIN, Source
+from fedapps.data.source import TRAIN, Samples, Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification

@@ -16,8 +16,7 @@ from fedapps.algorithms.common.options import names_in
 from fedapps.data import generated_tables
 from fedapps.data.columns import Floats
 from fedapps.data.images import read_samples
-from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import GENERATED
+from fedapps.data.source import GENERATED, Columns, Samples
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.site_data import SiteRows, numbers

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from fedapps.clients.base.data import ArrayData
 from fedapps.data import generated_tables, partition as partitions
 from fedapps.data.options import DataOptions
-from fedapps.data.samples import Samples
-from fedapps.data.source import GENERATED
+from fedapps.data.source import GENERATED, Samples
 from fedapps.errors import UserError
 from fedapps.tasks.base import NetByShape
 from fedapps.tasks.classification import Classification, ThreeParts

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from fedapps.clients.base.evaluation import BINARY
 from fedapps.data.columns import check_columns, groups_of, labels_of
-from fedapps.data.samples import Categorical, Samples
-from fedapps.data.source import Source
+from fedapps.data.source import Categorical, Samples, Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError, reason
 from fedapps.models.base import Classifier

@@ -20,8 +20,8 @@ from fedapps.data import cache, images, sources
 from fedapps.data.images import read_samples
 from fedapps.data.options import PARTITIONS, DataOptions
 from fedapps.data.partition import client_data, partition, split_rows, thinned
-from fedapps.data.samples import Categorical, Samples
 from fedapps.data.scaling import inputs
+from fedapps.data.source import Categorical, Samples
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings

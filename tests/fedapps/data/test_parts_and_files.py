@@ -16,8 +16,7 @@ from fedapps.data.held_out import Part, dealt_part
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import natural_clients, partition
-from fedapps.data.samples import Samples
-from fedapps.data.source import SITE_CLIENT, Source
+from fedapps.data.source import SITE_CLIENT, Samples, Source
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble

@@ -9,7 +9,7 @@ import pytest
 
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import fold_rows, rows_by_person, scored
-from fedapps.data.samples import Categorical
+from fedapps.data.source import Categorical
 from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts, build_task
 from fedapps.runs.execution import execute_inline

@@ -10,8 +10,8 @@ from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import BINARY
 from fedapps.data.generated_tables import classes
 from fedapps.data.partition import stratified_rows
-from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, TableScale
+from fedapps.data.source import Columns, Samples
 from fedapps.data.tables import PRESETS, find_preset
 from fedapps.errors import UserError
 from fedapps.records.measures import summarise
