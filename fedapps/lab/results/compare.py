@@ -20,8 +20,8 @@ from fedapps.lab.charts.layout import Figure
 from fedapps.lab.results.comparison_cells import cell_texts, header, terminal_table, winners
 from fedapps.lab.results.comparison_table import Column, Row, columns_of, has_result, rows_of
 from fedapps.lab.results.gains import Gains, gains_over, records, reference_of
-from fedapps.lab.results.measured import same_clients
 from fedapps.lab.results.parts import COMPARISON, PLOTS, Shown, charts, figures, sections
+from fedapps.lab.results.run_measures import same_clients
 from fedapps.lab.results.sections import Section, table_text
 from fedapps.lab.results.seeds import WHO
 from fedapps.records.files import write_text

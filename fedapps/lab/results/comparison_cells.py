@@ -6,8 +6,7 @@ from rich.text import Text
 
 from fedapps.formats import byte_scale, is_percent, metric_text, percent_text, three_digits
 from fedapps.lab.results.comparison_table import Column, Row
-from fedapps.lab.results.measured import measured
-from fedapps.lab.results.run_measures import read_measure
+from fedapps.lab.results.run_measures import measured, read_measure
 from fedapps.lab.results.seeds import Measured, stands_out
 
 

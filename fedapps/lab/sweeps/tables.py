@@ -16,8 +16,7 @@ from fedapps.algorithms.common.options import nearest
 from fedapps.algorithms.common.privacy import concentrated_epsilon
 from fedapps.formats import is_percent, one_line
 from fedapps.lab.results.comparison_table import std_of
-from fedapps.lab.results.measured import measured, same_clients
-from fedapps.lab.results.run_measures import read_measure
+from fedapps.lab.results.run_measures import measured, read_measure, same_clients
 from fedapps.lab.results.sections import table_text
 from fedapps.lab.results.seeds import ENOUGH, WHO, Difference, Measured, difference, stands_out
 from fedapps.lab.sweeps.grid import SEED
