@@ -17,8 +17,17 @@ from fedapps.formats import one_line
 from fedapps.lab.charts import html
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
-from fedapps.lab.results.comparison_cells import cell_texts, header, terminal_table, winners
-from fedapps.lab.results.comparison_table import Column, Row, columns_of, has_result, rows_of
+from fedapps.lab.results.comparison_table import (
+    Column,
+    Row,
+    cell_texts,
+    columns_of,
+    has_result,
+    header,
+    rows_of,
+    terminal_table,
+    winners,
+)
 from fedapps.lab.results.gains import Gains, gains_over, records, reference_of
 from fedapps.lab.results.parts import COMPARISON, PLOTS, Shown, charts, figures, sections
 from fedapps.lab.results.run_measures import same_clients
