@@ -94,7 +94,7 @@ def ending(folder: Path) -> list[str]:
     """Return what `fedapps run` shows at the end of a run, as lines."""
     from rich.console import Console
 
-    from fedapps.lab.results.ending import show_ending
+    from fedapps.lab.results.report import show_ending
 
     text = io.StringIO()
     show_ending(folder, Console(file=text, width=160))

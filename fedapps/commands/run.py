@@ -112,7 +112,7 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from fedapps.lab.results.ending import show_ending
+        from fedapps.lab.results.report import show_ending
 
         show_ending(folder, Console(width=None if sys.stdout.isatty() else 160))
         print(f"results: {folder}\nreport:  {folder / 'report.html'}")

@@ -57,7 +57,7 @@ assert not [name for name in sys.modules if name.startswith('fedapps.lab.charts'
         pytest.param("import fedapps.runs.client_factory\n", id="training clients"),
         pytest.param(f"import {', '.join(sorted(OPTIONS))}\n", id="options"),
         pytest.param(
-            "import fedapps.lab.results.report, fedapps.lab.results.ending\n", id="report"
+            "import fedapps.lab.results.report, fedapps.lab.results.report\n", id="report"
         ),
         pytest.param(SERVER, id="server"),
     ],

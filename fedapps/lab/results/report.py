@@ -1,10 +1,15 @@
 """The report of one run: `report.html`, one file that can be mailed and read anywhere.
 
 It is made from files alone, so an interrupted run has one too.
+
+What is shown of a run at its end: on the terminal of `fedapps run`, and in the log
+of `flwr run`, which is all that the user of somebody else's SuperLink sees.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+
+from rich.console import Console
 
 from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.formats import (
@@ -18,6 +23,7 @@ from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST
 from fedapps.lab.results.class_tables import trivial_sentence
+from fedapps.lab.results.compare import compared
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.parts import PLOTS, REPORT, RUN, charts, run_sections
 from fedapps.records.files import write_text
@@ -330,3 +336,15 @@ def _setting(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return one_line(str(value))
+
+
+def show_ending(folder: Path, console: Console) -> None:
+    """Print the table of a run and its small tables."""
+    console.print(compared([folder]).table)
+    run = read_run(folder)
+    if sentence := scored_sentence(run).strip():
+        console.print(sentence)
+    if below := trivial_sentence(run):
+        console.print(below)
+    for section in run_sections(run):
+        console.print(section.terminal())
