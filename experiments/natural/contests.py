@@ -46,7 +46,7 @@ from fedapps.lab.contests.verdict import ALONE, EITHER, USE, Outcome
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
 from fedapps.lab.sweeps.grid import read_grid
 from fedapps.lab.sweeps.pool import Pool
-from fedapps.lab.sweeps.texts import markdown_table
+from fedapps.lab.sweeps.tables import markdown_table
 from fedapps.notes import each_once
 from fedapps.runs.prepare import Parts, assemble, with_defaults
 

@@ -26,8 +26,7 @@ from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.report import state_sentence
 from fedapps.lab.results.sections import Section
 from fedapps.lab.sweeps.page import figures, tables_html
-from fedapps.lab.sweeps.tables import Results
-from fedapps.lab.sweeps.texts import markdown_table
+from fedapps.lab.sweeps.tables import Results, markdown_table
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_task
 from fedapps.runs.models import (

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fedapps.lab.results.run_measures import curve_of, read_measure, value_of
-from fedapps.lab.sweeps.texts import best_of, number
+from fedapps.lab.sweeps.tables import best_of, number
 from fedapps.records.reader import read_run
 from tests.helpers import refused
 

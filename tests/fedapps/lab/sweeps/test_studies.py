@@ -14,7 +14,7 @@ from fedapps.lab.results.seeds import Measured, with_intervals
 from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.plan import read_plan
-from fedapps.lab.sweeps.texts import difference_text
+from fedapps.lab.sweeps.tables import difference_text
 
 LASSO = (
     'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = '

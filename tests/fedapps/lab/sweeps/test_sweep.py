@@ -24,8 +24,7 @@ from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.pool import Ended
 from fedapps.lab.sweeps.progress import SweepProgress
-from fedapps.lab.sweeps.tables import Results
-from fedapps.lab.sweeps.texts import best_of
+from fedapps.lab.sweeps.tables import Results, best_of
 from fedapps.runs.execution import execute_inline
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
