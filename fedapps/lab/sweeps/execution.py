@@ -19,7 +19,7 @@ from fedapps.engines.flower import Resources
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab import write_report
-from fedapps.lab.sweeps.options import prune
+from fedapps.lab.sweeps.grid import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
 from fedapps.lab.sweeps.pool import Ended, PlannedRun, begun, finished, run_all

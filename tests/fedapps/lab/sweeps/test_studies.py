@@ -11,7 +11,7 @@ import pytest
 from fedapps.commands.parser import main
 from fedapps.lab.results.grid_plots import KINDS
 from fedapps.lab.results.seeds import Measured, with_intervals
-from fedapps.lab.sweeps.options import prune
+from fedapps.lab.sweeps.grid import prune
 from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.tables import difference_text
