@@ -17,8 +17,8 @@ from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab import api
 from fedapps.lab.client_samples import client_samples
+from fedapps.lab.sweeps.execution import SweepProgress
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
-from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.runs.prepare import with_defaults
 from fedapps.runs.progress import Progress, in_notebook
 from tests.helpers import lacking, printed, refused, rows_of

@@ -20,10 +20,10 @@ from fedapps.algorithms.common.privacy import gaussian_epsilon
 from fedapps.commands.parser import main
 from fedapps.engines import flower, superlink
 from fedapps.lab.sweeps import execution as sweep_module
+from fedapps.lab.sweeps.execution import SweepProgress
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.pool import Ended
-from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results, best_of
 from fedapps.runs.execution import execute_inline
 from fedapps.settings.reading import read_settings
