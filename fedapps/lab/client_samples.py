@@ -1,5 +1,8 @@
 """The data of each client before training: samples by client and class, warnings, and a
 figure.
+
+What clients have in common: their classes, and samples that are there more than
+once.
 """
 
 from dataclasses import dataclass
@@ -10,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
-from fedapps.data.overlap import copies
 from fedapps.errors import UserError
 from fedapps.formats import few, shortened
 from fedapps.runs.assembly import build_task
@@ -20,6 +22,8 @@ from fedapps.tasks.client_names import client_names
 
 if TYPE_CHECKING:
     from fedapps.lab.charts.layout import Figure
+from collections.abc import Iterable
+from hashlib import blake2b
 
 #: At most this many classes get a column, and this many clients a row.
 MAX_CLASSES, MAX_CLIENTS = 12, 60
@@ -224,3 +228,46 @@ def figure(samples: ClientSamples, source: str) -> "Figure":
     axes.x.label = "quarter of the targets" if samples.numbers else "class"
     heat_key(axes, ends, "share of the client's training samples")
     return drawn
+
+
+#: If there are more clients, this many, evenly spaced, are compared in pairs.
+MOST = 300
+
+
+def common_share(counts: NDArray[np.int64]) -> tuple[float, float, float]:
+    """Return mean, least and most of what two clients' class mixtures have in common,
+    in [0, 1], over all pairs.
+
+    ``counts`` (K, C), K > 1, none of them empty: samples by client and class. Two
+    mixtures p and q have sum_c min(p_c, q_c) in common: 1 minus their distance in total
+    variation.
+    """
+    rows = counts[np.linspace(0, len(counts) - 1, min(len(counts), MOST)).round().astype(int)]
+    mixtures = rows / rows.sum(1, keepdims=True)
+    pairs = np.concatenate(
+        [np.minimum(p, mixtures[k + 1 :]).sum(1) for k, p in enumerate(mixtures[:-1])]
+    )
+    return float(pairs.mean()), float(pairs.min()), float(pairs.max())
+
+
+def copies(
+    inputs: NDArray[Any], trained: Iterable[NDArray[np.int64]], scored: Iterable[NDArray[np.int64]]
+) -> tuple[int, int]:
+    """Return how many samples to be scored on equal one that somebody trains on, and
+    how many to train on equal another client's.
+
+    ``inputs`` (N, ...); ``trained``, ``scored``: the rows of each client. Samples are
+    equal if all their numbers are.
+    """
+    clients = [*trained]
+    owner = np.repeat(np.arange(len(clients)), [len(rows) for rows in clients])
+    held, place = np.unique(_digests(inputs, np.concatenate(clients)), return_inverse=True)
+    holders = np.bincount(np.unique(np.stack([place, owner]), axis=1)[0])
+    tested = _digests(inputs, np.unique(np.concatenate([*scored])))
+    return int(np.isin(tested, held).sum()), int((holders[place] > 1).sum())
+
+
+def _digests(inputs: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
+    """Return a digest of each of these samples, equal if all their numbers are."""
+    cells = (np.ascontiguousarray(inputs[row]).tobytes() for row in rows)
+    return np.fromiter((blake2b(one, digest_size=16).digest() for one in cells), "S16", len(rows))

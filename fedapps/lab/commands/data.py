@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.data.overlap import common_share
 from fedapps.lab.client_samples import (
     MAX_CLASSES,
     MAX_CLIENTS,
     ClientSamples,
     client_samples,
+    common_share,
     figure,
 )
 from fedapps.lab.commands.options import command_options

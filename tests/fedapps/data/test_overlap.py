@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedapps.commands.parser import main
-from fedapps.data.overlap import MOST, common_share, copies
+from fedapps.lab.client_samples import MOST, common_share, copies
 
 
 def test_mixtures_that_are_equal_apart_and_between():
