@@ -12,6 +12,8 @@ with the connection `own`), and `sites/NAME/` with the key, log, Flower home, da
 store of each site, as on a separate machine. The programs continue after the process
 that starts them has ended; another process finds them by the folder
 (`Deployment.open`). With a wall (`engines/wall.py`), `wall/` belongs to its holder.
+
+A run of this project's app on the SuperNodes of a deployment.
 """
 
 import errno
@@ -20,6 +22,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -40,6 +43,8 @@ from fedapps.deployment.certificates import (
     warnings,
 )
 from fedapps.deployment.warm import make_warm
+from fedapps.engines.app_folder import copy_app
+from fedapps.engines.flower import Following, Outcome, SubmittedRun
 from fedapps.engines.processes import Guard, answers, checked_port, free_port, program
 from fedapps.engines.superlink import (
     START_SECONDS,
@@ -52,6 +57,7 @@ from fedapps.engines.superlink import (
 )
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect
 from fedapps.errors import RunFailed, UserError, refuse_first
+from fedapps.extensions.own_code import own_files
 from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 from fedapps.toml_text import Value, toml_value
 
@@ -470,3 +476,36 @@ class Deployment:
         base.chmod(0o700)
         self.superlink.wall = self.wall
         return Connection(base, self.superlink, poll)
+
+
+def run_on_deployment(
+    sites: Path, run_config: Mapping[str, Value], following: Following
+) -> Outcome:
+    """Run this project's app on the SuperNodes of the deployment in the folder
+    ``sites`` and wait for it to end; the deployment keeps running.
+
+    Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the
+    SuperLink cannot be reached or a site is not running.
+    """
+    deployment = Deployment.open(sites)
+    deployment.check()
+    following.log_path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        closing(deployment.connection(following.poll)) as connection,
+        tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder,
+    ):
+        return SubmittedRun(connection, following).execute(
+            lambda: copy_app(Path(folder) / "app", own_files(run_config), run_config), run_config
+        )
+
+
+def stop_run(folder: Path, run_id: str) -> bool:
+    """Ask the SuperLink of the deployment in ``folder`` to stop a run; return whether
+    it has one of this id that goes on. Raises ``UserError`` without a deployment.
+    """
+    with closing(Deployment.open(folder).connection()) as connection:
+        runs = connection.ask("list", "own", "--run-id", run_id).get("runs") or [{}]
+        going = not str(runs[0].get("status", "finished")).startswith("finished")
+        if going:
+            connection.stop_run(run_id)
+        return going

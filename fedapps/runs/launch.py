@@ -192,7 +192,7 @@ def settle(folder: Path, how: Launch) -> None:
     run = one_line(str(holder.get(RUN_ID)), 30)
     left = f"Flower's run {run}, which a killed command left writing to {folder}"
     if how.engine == "deployment":
-        from fedapps.deployment.site_run import stop_run
+        from fedapps.deployment.local import stop_run
 
         if stop_run(how.sites, run):
             print(f"fedapps: stopped {left}", file=sys.stderr)
@@ -323,7 +323,7 @@ def run_in_flower(
     if resources:
         outcome = flower.run_simulation(None, settings.flat(), resources, following, superlink=link)
     else:
-        from fedapps.deployment.site_run import run_on_deployment
+        from fedapps.deployment.local import run_on_deployment
 
         outcome = run_on_deployment(how.sites, settings.flat(), following)
     progress.poll(folder)

@@ -194,7 +194,7 @@ def test_an_orphan_is_stopped_or_waited_for(tmp_path, monkeypatch, capsys):
         held.pop().__exit__()
         return True
 
-    monkeypatch.setattr("fedapps.deployment.site_run.stop_run", stop)
+    monkeypatch.setattr("fedapps.deployment.local.stop_run", stop)
     settle(tmp_path, Launch("deployment"))
     assert stopped == [("deployment", "77")]
     line = f"stopped Flower's run 77, which a killed command left writing to {tmp_path}\n"
