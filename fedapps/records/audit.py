@@ -22,8 +22,8 @@ from flwr.common import log
 
 from fedapps.strategies.base.messages import content_bytes, content_sizes
 from fedapps.strategies.base.named_grid import IDENTITY
-from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import KnowingClients, Numbered, Packing
+from fedapps.strategies.base.rounds import Ending, Observer
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 if TYPE_CHECKING:

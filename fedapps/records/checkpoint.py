@@ -30,8 +30,7 @@ from fedapps.records.best import Best
 from fedapps.records.files import Files, flush
 from fedapps.records.lock import RUN_ID
 from fedapps.strategies.base.capabilities import Stateful
-from fedapps.strategies.base.observer import Ending, Observer
-from fedapps.strategies.base.rounds import Round
+from fedapps.strategies.base.rounds import Ending, Observer, Round
 from fedapps.strategies.base.timing import Timing
 
 #: An empty file in a checkpoint whose model was of use to the clients.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.data.images import save_set
-from fedapps.strategies.base.observer import Ending, Observer
+from fedapps.strategies.base.rounds import Ending, Observer
 
 if TYPE_CHECKING:  # reports import this module and need no Flower
     from PIL.Image import Image

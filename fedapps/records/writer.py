@@ -54,9 +54,8 @@ from fedapps.strategies.base.capabilities import (
     replies_of,
 )
 from fedapps.strategies.base.exchange import Exchange
-from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import called
-from fedapps.strategies.base.rounds import Round
+from fedapps.strategies.base.rounds import Ending, Observer, Round
 from fedapps.toml_text import Value, to_toml
 
 # The files of a run. No other files in its folder are ever deleted.

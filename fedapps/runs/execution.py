@@ -45,8 +45,15 @@ from fedapps.settings.settings import Settings
 from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.messages import innermost
-from fedapps.strategies.base.observer import Ending, Observer
-from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+from fedapps.strategies.base.rounds import (
+    Callback,
+    Ending,
+    Observer,
+    Patience,
+    Round,
+    TooFewReplies,
+    run_rounds,
+)
 from fedapps.strategies.secure import secured
 from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names

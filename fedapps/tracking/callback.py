@@ -12,7 +12,7 @@ from typing import Any
 from flwr.common import log
 
 from fedapps.records.writer import Recorder
-from fedapps.strategies.base.observer import Ending, Observer
+from fedapps.strategies.base.rounds import Ending, Observer
 from fedapps.tracking.adapters import ADAPTERS, Tracked, Tracker
 
 #: Files that are sent at the end, if they exist.

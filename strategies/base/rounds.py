@@ -7,13 +7,19 @@ every round (a phase costs 0.1-3 s however small the model); invalid replies do 
 reach the strategy; a round without valid replies keeps the model; the result always
 holds a model; and a run in which clients fail round after round ends with an error.
 Callbacks run after every round.
+
+What the round loop logs, in Flower's words.
+
+Observers of a run: what goes on beside its rounds. Each has a part at the beginning,
+after every round, and at the end, however the run ends.
 """
 
+import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
@@ -21,13 +27,65 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
-from fedapps.strategies.base.capabilities import is_finished, is_flowers_privacy
+from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.messages import content_bytes, innermost
 from fedapps.strategies.base.newcomers import meet
 from fedapps.strategies.base.roster import ClientId, order
-from fedapps.strategies.base.round_log import SCORED, log_replies, log_result, note, told
+
+if TYPE_CHECKING:  # reports import observers and need no Flower
+    from flwr.app import ArrayRecord
+
+
+#: Rounds whose metrics the log repeats at the end.
+MOST_TOLD = 200
+#: A score on the server, and what a strategy made of the clients' metrics.
+SCORED = "\t└──> MetricRecord: %s"
+AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
+
+
+def told(config: ConfigRecord) -> str:
+    """Return a configuration for the log, without its bytes."""
+    words = [f"'{k}': {'<bytes>' if isinstance(v, bytes) else v}" for k, v in config.items()]
+    return f"{{{', '.join(words)}}}" if words else "(empty!)"
+
+
+def log_result(result: Result) -> None:
+    """Log the result as Flower does. Of a very long run, log only the last rounds:
+    Flower takes minutes to format thousands.
+    """
+    parts = [
+        result.train_metrics_clientapp,
+        result.evaluate_metrics_clientapp,
+        result.evaluate_metrics_serverapp,
+    ]
+    last = [dict(list(part.items())[-MOST_TOLD:]) for part in parts]
+    long = any(len(part) > MOST_TOLD for part in parts)
+    log(INFO, "Final results:" if not long else f"Final results, of the last {MOST_TOLD} rounds:")
+    for line in io.StringIO(str(Result(result.arrays, *last))):
+        log(INFO, "\t%s", line.strip("\n"))
+
+
+def log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
+    """Log the number of replies in Flower's words, unless Flower's own code does so and
+    sees all failures.
+    """
+    if exchange.failures or (exchange.clients and not counts_replies(strategy, phase)):
+        log(
+            INFO,
+            "%s: Received %s results and %s failures",
+            phase,
+            len(exchange.clients),
+            len(exchange.failures),
+        )
+
+
+def note(table: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
+    """Note, and log, what a strategy made of the clients' metrics."""
+    if metrics is not None:
+        log(INFO, AGGREGATED, metrics)
+        table[number] = metrics
 
 
 class TooFewReplies(RuntimeError):
@@ -442,3 +500,36 @@ def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
         )
     if fraction and (sampled or waits) and (enough := max(least, available)):
         grid.wait(enough)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended. ``status``: completed, interrupted or failed. ``arrays``: its
+    final model, if it has one. ``error``: what ended it, if something did.
+    ``resumable``: whether a resumed run can go on from the state at the end, or must
+    know that there is nothing to go on with.
+    """
+
+    status: str
+    arrays: "ArrayRecord | None" = None
+    error: BaseException | None = None
+    resumable: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed, or ""."""
+        return f"{type(self.error).__name__}: {self.error}" if self.status == "failed" else ""
+
+
+class Observer:
+    """Base of observers, which do nothing by themselves."""
+
+    def begin(self) -> None:
+        """Do what is due before the first round."""
+
+    def __call__(self, now: "Round") -> bool | None:
+        """Do what is due after a round; return whether to stop the run."""
+        return None
+
+    def end(self, ending: Ending) -> None:
+        """Do what is due at the end. Raises ``OSError`` if a file cannot be written."""
