@@ -15,6 +15,8 @@ replied with the mean. A round has these phases (``algorithms.secure``; client h
 
 A client may be missing in any of them. If too few are left, the round fails: every
 client counts as failed, and the model stays as it is.
+
+Masked replies as vectors, and their sum as replies.
 """
 
 import time
@@ -24,11 +26,13 @@ from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.contract.sent import METHOD
+from fedapps.algorithms.contract.wire import fields, read
+from fedapps.algorithms.secure.fixed_point import BYTES, Words, from_bytes
 from fedapps.algorithms.secure.graph import least_survivors, shares_fault
 from fedapps.algorithms.secure.messages import (
     Reveal,
@@ -36,15 +40,20 @@ from fedapps.algorithms.secure.messages import (
     weighted_digest,
 )
 from fedapps.algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
-from fedapps.algorithms.secure.vector import Layout, Terms, content_digest, sum_fault
-from fedapps.algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
+from fedapps.algorithms.secure.vector import Layout, Terms, content_digest, from_sum, sum_fault
+from fedapps.algorithms.secure.wire import CLEAR, MASKED, RECORD, packed, unpacked
 from fedapps.strategies.base.capabilities import WeighingAhead
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
-from fedapps.strategies.base.messages import metrics_of, trains
+from fedapps.strategies.base.messages import arrays_of, metrics_of, trains
 from fedapps.strategies.base.roster import Travel
-from fedapps.strategies.base.secure_calls import SecureCalls, queries
-from fedapps.strategies.base.secure_replies import mean_replies, vector_of
-from fedapps.strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
+from fedapps.strategies.base.secure_sessions import (
+    Failed,
+    Prepared,
+    Protocol,
+    SecureCalls,
+    Sessions,
+    queries,
+)
 
 
 class SecureGrid(SecureCalls):
@@ -291,3 +300,50 @@ def _same(one: RecordDict, other: RecordDict) -> bool:
         one.keys() == other.keys()
         and all(one[name] is other[name] or one[name] == other[name] for name in one)
     )
+
+
+def vector_of(terms: Terms, content: RecordDict, reply: RecordDict, layout: str) -> Words:
+    """Return the masked vector in a reply to ``content``. Raises ``ValueError`` if it
+    does not have its layout, or that is not the one of such replies.
+    """
+    found = Layout.from_text(layout)
+    if terms.replies == "model":
+        (record,) = arrays_of(content)
+        want = [(name, tuple(array.shape)) for name, array in record.items()]
+        if want != [(name, shape) for name, shape, _ in found.arrays]:
+            raise ValueError("its arrays are not those that were sent")
+    vector = read(arrays_of(reply)[0][MASKED])
+    if vector.size != BYTES * found.size():
+        raise ValueError(f"its vector has {vector.size} bytes")
+    return from_bytes(vector)
+
+
+def mean_replies(
+    terms: Terms,
+    layout: Layout,
+    content: RecordDict,
+    total: Words,
+    survivors: Sequence[str],
+    methods: set[str],
+) -> dict[str, RecordDict]:
+    """Return a reply of every survivor: the mean, or the total and zeros."""
+    (record,) = arrays_of(content)
+    key = next(name for name, one in content.items() if one is record)
+    sent = {name: read(array) for name, array in record.items()}
+    arrays, metrics, count = from_sum(terms, layout, sent, total)
+    share = count / len(survivors)
+    metrics[terms.weight] = int(share) if share.is_integer() else share
+    shared = {name: Array(*fields(value)) for name, value in arrays.items()}
+    zeros = {name: Array(*fields(np.zeros_like(value))) for name, value in arrays.items()}
+    out = {}
+    for place, name in enumerate(survivors):
+        reply = RecordDict(
+            {
+                key: ArrayRecord(zeros if terms.replies == "sums" and place else shared),
+                "metrics": MetricRecord(dict(metrics)),
+            }
+        )
+        if methods:
+            reply["info"] = ConfigRecord({METHOD: " ".join(sorted(methods))})
+        out[name] = reply
+    return out

@@ -37,7 +37,7 @@ from fedapps.strategies import (
     UpdateBound,
 )
 from fedapps.strategies.base.messages import to_record
-from fedapps.strategies.base.secure_replies import mean_replies, vector_of
+from fedapps.strategies.base.secure_grid import mean_replies, vector_of
 from fedapps.strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
 from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of, assert_arrays, refused

@@ -16,7 +16,7 @@ from fedapps.engines.workers import WorkerGrid
 from fedapps.records.audit import AuditedGrid
 from fedapps.strategies import ClientGrid
 from fedapps.strategies.base.newcomers import NewcomerGrid
-from fedapps.strategies.base.secure_calls import SecureCalls
+from fedapps.strategies.base.secure_sessions import SecureCalls
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 from tests.helpers import EchoClient, refused
 
