@@ -46,17 +46,19 @@ from fedapps.algorithms.secure.client import Participant
 from fedapps.algorithms.secure.fixed_point import to_bytes
 from fedapps.algorithms.secure.graph import check_degree, neighbours
 from fedapps.algorithms.secure.keys import (
+    add_stream,
     agreement_key,
+    combine,
     fresh,
     identity,
     new_signing_key,
+    pair_key,
     public_bytes,
     signature,
     signed,
+    split,
 )
-from fedapps.algorithms.secure.masks import add_stream, pair_key
 from fedapps.algorithms.secure.messages import SEALED, Session, list_digest, part_of
-from fedapps.algorithms.secure.sharing import combine, split
 from fedapps.algorithms.secure.state import State
 from fedapps.algorithms.secure.wire import packed
 from fedapps.commands.parser import main as command

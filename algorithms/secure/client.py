@@ -34,18 +34,21 @@ from fedapps.algorithms.secure.graph import least_survivors, shares_fault
 from fedapps.algorithms.secure.keys import (
     SECRET,
     SigningKey,
+    add_stream,
     agreed,
     agreement_key,
     derived,
     fresh,
     identity,
     opened,
+    pair_key,
     public_bytes,
     seal,
+    self_key,
     signature,
     signed,
+    split,
 )
-from fedapps.algorithms.secure.masks import add_stream, pair_key, self_key
 from fedapps.algorithms.secure.messages import (
     Hello,
     Offer,
@@ -56,7 +59,6 @@ from fedapps.algorithms.secure.messages import (
     list_digest,
     part_of,
 )
-from fedapps.algorithms.secure.sharing import split
 from fedapps.algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 from fedapps.algorithms.secure.wire import Refusal
 

@@ -5,8 +5,16 @@ with what the survivors reveal.
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 
 from fedapps.algorithms.secure.fixed_point import Words
-from fedapps.algorithms.secure.keys import SECRET, agreement_key, public_bytes, signed
-from fedapps.algorithms.secure.masks import add_stream, pair_key, self_key
+from fedapps.algorithms.secure.keys import (
+    SECRET,
+    add_stream,
+    agreement_key,
+    combine,
+    pair_key,
+    public_bytes,
+    self_key,
+    signed,
+)
 from fedapps.algorithms.secure.messages import (
     SEALED,
     Hello,
@@ -16,7 +24,6 @@ from fedapps.algorithms.secure.messages import (
     commitment,
     part_of,
 )
-from fedapps.algorithms.secure.sharing import combine
 
 
 class Unmaskable(RuntimeError):

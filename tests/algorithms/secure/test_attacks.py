@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedapps.algorithms.secure.fixed_point import whole
-from fedapps.algorithms.secure.keys import derived, seal, signature
-from fedapps.algorithms.secure.masks import add_stream
+from fedapps.algorithms.secure.keys import add_stream, derived, seal, signature
 from fedapps.algorithms.secure.wire import Refusal
 from tests.helpers import refused
 from tests.secure_cohort import Cohort, opened, words

@@ -14,17 +14,19 @@ from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes, whole
 from fedapps.algorithms.secure.graph import least_survivors, local_threshold
 from fedapps.algorithms.secure.keys import (
     Refusal,
+    add_stream,
+    combine,
     derived,
     digest,
     identity,
     new_signing_key,
+    self_key,
     signature,
     signed,
+    split,
 )
-from fedapps.algorithms.secure.masks import add_stream, self_key
 from fedapps.algorithms.secure.messages import Session, context_digest
 from fedapps.algorithms.secure.server import Unmaskable, unmask
-from fedapps.algorithms.secure.sharing import combine, split
 from fedapps.algorithms.secure.state import State
 from tests.helpers import refused
 from tests.secure_cohort import CONTENT, Cohort, opened, words
