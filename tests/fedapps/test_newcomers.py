@@ -18,7 +18,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
 from fedapps.lab.results.compare import compared
-from fedapps.lab.results.newcomers import newcomers_section
+from fedapps.lab.results.run_tables import newcomers_section
 from fedapps.methods import METHODS, TorchClient
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_client, build_task

@@ -10,9 +10,11 @@ The texts in the cells of a comparison's table, and the table for a terminal.
 
 import json
 import math
+import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -30,7 +32,6 @@ from fedapps.formats import (
     percent_text,
     three_digits,
 )
-from fedapps.lab.results.newcomers import newcomer_means
 from fedapps.lab.results.run_measures import measured, read_measure
 from fedapps.lab.results.seeds import Measured, stands_out
 from fedapps.records.reader import RunFolder, numbers
@@ -381,3 +382,25 @@ def _label(row: Row) -> Text:
         if row.remark
         else label
     )
+
+
+#: Leading scores, whose means new clients have, too.
+SCORES = "accuracy|auroc|rmse|concordance"
+_MEAN = re.compile(rf"new-({SCORES})((?:-\d+)?)-mean")
+
+
+def newcomer_means(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of new clients' mean accuracies (AUROC, RMSE) among ``keys``,
+    sorted by epochs, each with its heading.
+    """
+    epochs = {
+        key: int(match[2].lstrip("-") or 0) for key in keys if (match := _MEAN.fullmatch(key))
+    }
+    return {
+        key: f"new, {_epochs(epochs[key])}"
+        for key in sorted(epochs, key=lambda key: (key.startswith("new-auroc"), epochs[key]))
+    }
+
+
+def _epochs(number: int) -> str:
+    return "not at all" if not number else "1 epoch" if number == 1 else f"{number} epochs"

@@ -25,8 +25,6 @@ from fedapps.lab.results.comparison_table import Row, rows_of
 from fedapps.lab.results.fair_plots import client_bars, own_bars, weights_figure
 from fedapps.lab.results.gains import Gains, gains_section
 from fedapps.lab.results.grid_plots import Runs
-from fedapps.lab.results.group_tables import gaps_section, groups_section
-from fedapps.lab.results.newcomers import newcomers_section
 from fedapps.lab.results.run_plots import (
     comparison_figure,
     cost_figures,
@@ -35,9 +33,14 @@ from fedapps.lab.results.run_plots import (
     measure_figure,
     other_measures,
 )
+from fedapps.lab.results.run_tables import (
+    gaps_section,
+    groups_section,
+    newcomers_section,
+    secure_section,
+    worst_section,
+)
 from fedapps.lab.results.sections import Section
-from fedapps.lab.results.secure_sums import secure_section
-from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
 from fedapps.records.reader import RunFolder
 from fedapps.records.uncertainty import SHARE

@@ -10,7 +10,7 @@ import pytest
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.comparison_table import rows_of
 from fedapps.lab.results.report import write_report
-from fedapps.lab.results.worst_clients import worst_section
+from fedapps.lab.results.run_tables import worst_section
 from fedapps.records.reader import read_run
 from fedapps.records.uncertainty import as_numbers, of_clients
 from tests.helpers import lacking, run_inline

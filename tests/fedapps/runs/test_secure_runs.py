@@ -9,7 +9,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, pack, unpack
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
-from fedapps.lab.results.secure_sums import secure_section
+from fedapps.lab.results.run_tables import secure_section
 from fedapps.records.reader import read_run
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute

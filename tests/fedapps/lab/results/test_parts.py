@@ -14,7 +14,7 @@ from fedapps.commands.parser import main
 from fedapps.lab.api import load
 from fedapps.lab.charts.files import file
 from fedapps.lab.results.compare import compare
-from fedapps.lab.results.group_tables import gaps_section, groups_section
+from fedapps.lab.results.run_tables import gaps_section, groups_section
 from fedapps.lab.results.parts import (
     COMPARISON,
     PLOTS,

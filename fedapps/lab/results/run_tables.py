@@ -1,19 +1,38 @@
 """Tables of the scores by group of samples: the groups of one run, and the gaps of
 several runs.
+
+The table of a run's new clients (``num-new-clients``).
+
+A table of the worst clients of runs, each number with its interval.
+
+How secure sums went, as a table of one row: who was in them, and what they cost.
 """
 
+import re
 from collections.abc import Sequence
+from itertools import chain
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.fairness.shrinkage import uncertainty
-from fedapps.formats import few, metric_text, one_line, percent_text
-from fedapps.lab.results.comparison_table import Row
+from fedapps.algorithms.fairness.shrinkage import Uncertain, uncertainty
+from fedapps.formats import (
+    bytes_text,
+    few,
+    metric_name,
+    metric_text,
+    one_line,
+    percent_text,
+    seconds_text,
+)
+from fedapps.lab.results.comparison_table import SCORES, Row, newcomer_means
 from fedapps.lab.results.sections import Section
+from fedapps.records.measures import MARK
 from fedapps.records.reader import RunFolder, is_number
 from fedapps.records.tables import SUMS
+from fedapps.records.uncertainty import SHARE, of_clients
 
 #: With fewer samples than this, a share is shown as two counts.
 FEW = 20
@@ -139,3 +158,106 @@ def _share(row: dict[str, Any], name: str) -> str:
 def _number(row: dict[str, Any], key: str) -> float:
     value = row.get(key, 0)
     return float(value) if is_number(value) else 0.0
+
+
+def newcomers_section(run: RunFolder) -> Section | None:
+    """Return the table of a run's new clients; ``None`` if it has none."""
+    rows = []
+    for key, heading in newcomer_means(run.evaluation).items():
+        others = [
+            key,
+            key.replace("-mean", "-worst10"),
+            re.sub(SCORES, "loss", key),
+            re.sub(SCORES, "ece", key),
+        ]
+        cells = [
+            metric_text(name, run.evaluation[name], unit=False) if name in run.evaluation else "-"
+            for name in others
+        ]
+        rows.append(
+            (heading.removeprefix("new, ") + (" (AUROC)" if "auroc" in key else ""), *cells)
+        )
+    if not rows:
+        return None
+    count = len(run.column(MARK))
+    note = (
+        f"{count} clients that never took part, scored on their test samples after the given "
+        "number of the method's local epochs."
+    )
+    # errors are in the targets' units; neither these nor times have a calibration
+    found = newcomer_means(run.evaluation)
+    if name := next((n for n in ("rmse", "concordance") if all(n in key for key in found)), ""):
+        return Section(
+            "New clients",
+            note,
+            ("trained", metric_name(name), "worst 10 %", "loss"),
+            tuple(row[:-1] for row in rows),
+        )
+    return Section(
+        "New clients", note, ("trained", "mean %", "worst 10 %", "loss", "ECE"), tuple(rows)
+    )
+
+
+def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
+    """Return the worst clients and the gap, one row per setting: means over its seeds.
+
+    ``None`` if no run has two clients that report the number of their test samples.
+    """
+    table = []
+    for row in rows:
+        statistics = [
+            of_clients(run.clients, run.seed, share) for run in row.runs if len(run.clients) > 1
+        ]
+        if statistics and all(statistics):
+            cells = (_cells([one[name] for one in statistics]) for name in ("tail", "worst", "gap"))
+            table.append((row.label, *chain.from_iterable(cells)))
+    if not table:
+        return None
+    shown = (f"worst {100 * share:g} %", "worst client", "gap")
+    header = ("method", *chain.from_iterable((f"{one}, measured", "estimate") for one in shown))
+    means = " With several seeds: means." * any(len(row.runs) > 1 for row in rows)
+    return Section("Worst clients, on their test samples", _NOTE + means, header, tuple(table))
+
+
+_NOTE = (
+    "Accuracy in %. Chance makes the worst of many clients look worse than it is, the more so with "
+    "few test samples. The estimate corrects this: how would these clients score on endless test "
+    "samples, with a 95 % interval?"
+)
+
+
+def _cells(values: Sequence[Uncertain]) -> tuple[str, str]:
+    value, estimate, low, high = (
+        percent_text(fmean(getattr(one, name) for one in values), unit=False)
+        for name in ("value", "estimate", "low", "high")
+    )
+    return value, f"{estimate}\n{low}\N{EN DASH}{high}"
+
+
+def secure_section(run: RunFolder) -> Section | None:
+    """Return the table; ``None`` if the run made no secure sums."""
+    if run.settings.get("secure.on") is not True:
+        return None
+    summed = [row for row in run.rounds if "secure-survivors" in row]
+    asked = sum(row["secure-asked"] for row in summed)
+    inside = [int(row["secure-survivors"]) for row in summed]
+    cells = ("-",) * 5
+    if summed:
+        spent = sum(row["secure-seconds"] for row in summed)
+        plain = sum(row["bytes-up"] for row in summed)
+        cells = (
+            f"{min(inside)} to {max(inside)}",
+            percent_text(sum(inside) / max(1, asked)),
+            f"{median(row['secure-phases'] for row in summed):g}",
+            f"{seconds_text(spent / len(summed))}",
+            f"{bytes_text(sum(row['travelled-up'] for row in summed) / len(summed))}"
+            + (f"\n{sum(r['travelled-up'] for r in summed) / plain:.2f} times" if plain else ""),
+        )
+    rounds = f"{len(summed)} of {len(run.rounds)}"
+    header = ("rounds summed", "clients in a sum", "of those asked", "extra phases")
+    note = (
+        "The server learnt sums, and no single reply. Extra phases: the median of a round; "
+        "seconds: of a round beside the training; sent up: by all clients in a round, and how "
+        "many times the bytes of replies in the clear. A round without a sum kept the model."
+    )
+    return Section("Secure sums", note, (*header, "seconds", "sent up"), ((rounds, *cells),))
