@@ -2,11 +2,11 @@
 ``lmo(g) = argmin_{x in D} <g, x>``.
 
 A domain is a small frozen class. Points are arrays of ``domain.shape``; the oracle
-returns an :class:`~fedapps.algorithms.frank_wolfe.domain.Atom`, and ``unpack`` validates
+returns an :class:`Atom`, and ``unpack`` validates
 and reads one from a message. Ties go to the lowest index, so that every machine returns
 the same atom; a zero gradient gives a fixed extreme point. The classes:
-``vector_domains.py`` (arrays of any shape), ``matrix_domains.py``,
-``product_domain.py`` (products of domains).
+``vector_domains.py`` (arrays of any shape), ``matrix_domains.py``, and here
+:class:`Product`.
 
 Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as
 sent in messages.

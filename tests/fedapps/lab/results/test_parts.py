@@ -14,7 +14,6 @@ from fedapps.commands.parser import main
 from fedapps.lab.api import load
 from fedapps.lab.charts.files import file
 from fedapps.lab.results.compare import compare
-from fedapps.lab.results.run_tables import gaps_section, groups_section
 from fedapps.lab.results.parts import (
     COMPARISON,
     PLOTS,
@@ -23,6 +22,7 @@ from fedapps.lab.results.parts import (
     run_sections,
 )
 from fedapps.lab.results.report import show_ending, write_report
+from fedapps.lab.results.run_tables import gaps_section, groups_section
 from fedapps.records.reader import read_run
 from tests.helpers import lacking
 
