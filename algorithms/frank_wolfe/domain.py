@@ -2,9 +2,9 @@
 ``lmo(g) = argmin_{x in D} <g, x>``.
 
 A domain is a small frozen class. Points are arrays of ``domain.shape``; the oracle
-returns an :class:`Atom`, and ``unpack`` validates
-and reads one from a message. Ties go to the lowest index, so that every machine returns
-the same atom; a zero gradient gives a fixed extreme point. The classes:
+returns an :class:`Atom`, and ``unpack`` validates and reads one from a message. Ties go
+to the lowest index, so that every machine returns the same atom; a zero gradient gives
+a fixed extreme point. The classes:
 ``vector_domains.py`` (arrays of any shape), ``matrix_domains.py``, and here
 :class:`Product`.
 
@@ -16,8 +16,7 @@ vectors. It can be added to a point without building its dense array, multiplied
 gradient, and packed into arrays for a message. The domain unpacks and validates these
 (``Domain.unpack``), because messages are untrusted.
 
-Product of several domains, one for every layer of a net. The base class is in
-``algorithms/frank_wolfe/domain.py``.
+A :class:`Product` has one domain for every layer of a net.
 """
 
 import math

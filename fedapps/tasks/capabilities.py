@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
 
     from fedapps.data.scaling import Scale
     from fedapps.data.source import Samples
-    from fedapps.tasks.targets import TargetScale
+    from fedapps.tasks.regression import TargetScale
 
 
 class Task(Protocol):
