@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedapps.algorithms.common.modules import estimate_statistics
 from fedapps.algorithms.common.steps import Gradient, State
-from fedapps.algorithms.contract.personal import APFLScoring, APFLTraining
+from fedapps.algorithms.contract.sent import APFLScoring, APFLTraining
 from fedapps.clients.base.training import Config, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Optimiser, between, inner, scaled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.contract.frank_wolfe import DFWTraceSent, PhaseSent
+from fedapps.algorithms.contract.sent import DFWTraceSent, PhaseSent
 from fedapps.algorithms.frank_wolfe.domain import Array
 from fedapps.algorithms.frank_wolfe.power_iteration import product
 from fedapps.clients.base.options import Config

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedapps.algorithms.common.steps import Tensors
-from fedapps.algorithms.contract.personal import DITTO_MUS, DittoSent
+from fedapps.algorithms.contract.sent import DITTO_MUS, DittoSent
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Epochs, Gradient, State
-from fedapps.algorithms.contract.personal import FedALASent
+from fedapps.algorithms.contract.sent import FedALASent
 from fedapps.algorithms.personal.mixing import layer_of
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient

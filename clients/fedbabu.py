@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
-from fedapps.algorithms.contract.personal import FedBABUSent
+from fedapps.algorithms.contract.sent import FedBABUSent
 from fedapps.clients.base.scores import as_global
 from fedapps.clients.base.training import Arrays, Config
 from fedapps.clients.partial_sharing import FedRepClient

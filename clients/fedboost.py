@@ -17,7 +17,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.contract.ensembles import (
+from fedapps.algorithms.contract.sent import (
     CollectingSent,
     DrawSent,
     MixturesSent,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.seeds import derived_seed
-from fedapps.algorithms.contract.synthetic import FedDMSent
+from fedapps.algorithms.contract.sent import FedDMSent
 from fedapps.algorithms.synthetic.matching import matching_loss, nearby
 from fedapps.clients.base.training import Arrays, Config, TrainOptions, set_arrays
 from fedapps.clients.families.generative import check_images

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.contract.sent import RoundFacts
-from fedapps.algorithms.contract.synthetic import FedEvgSent
+from fedapps.algorithms.contract.sent import FedEvgSent, RoundFacts
 from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
 from fedapps.algorithms.synthetic.mixture import log_weights
 from fedapps.clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapps.algorithms.common.steps import Problem
-from fedapps.algorithms.contract.personal import FedRoDSent
+from fedapps.algorithms.contract.sent import FedRoDSent
 from fedapps.clients.base.scores import as_global
 from fedapps.clients.base.training import Arrays, Config, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient

@@ -32,8 +32,7 @@ from fedapps.algorithms.boosting.functional import (
 from fedapps.algorithms.boosting.oracle import Learner, Oracle, Target
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
-from fedapps.algorithms.contract.sent import RoundFacts
+from fedapps.algorithms.contract.sent import FFGBTraining, FunctionSent, RoundFacts
 from fedapps.clients.base.data import ArrayData, ClientData
 from fedapps.clients.base.options import Config, TrainOptions
 from fedapps.clients.base.scores import Scores, as_global, binary_scores

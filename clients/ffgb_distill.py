@@ -20,8 +20,7 @@ from fedapps.algorithms.boosting.functional import LOSSES, check_labels
 from fedapps.algorithms.boosting.regression import fit_network
 from fedapps.algorithms.common.modules import outputs_of
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.contract.boosting import OracleSent
-from fedapps.algorithms.contract.sent import Asked
+from fedapps.algorithms.contract.sent import Asked, OracleSent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
 from fedapps.clients.fedavg import FedAvgClient
 

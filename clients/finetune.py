@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedapps.algorithms.contract.personal import FINETUNE_EPOCHS, FinetuneSent
+from fedapps.algorithms.contract.sent import FINETUNE_EPOCHS, FinetuneSent
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import Arrays, Config, set_arrays
 from fedapps.clients.families.candidates import answer

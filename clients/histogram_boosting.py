@@ -19,8 +19,7 @@ from fedapps.algorithms.boosting.functional import LOSSES, check_labels
 from fedapps.algorithms.boosting.histogram_trees import Floats, Ints
 from fedapps.algorithms.boosting.min_cell import merged
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.contract.boosting import HistogramSent
-from fedapps.algorithms.contract.sent import Sent
+from fedapps.algorithms.contract.sent import HistogramSent, Sent
 from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.clients.base.options import Config
 from fedapps.clients.base.scores import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.algorithms.contract.personal import IFCASent
+from fedapps.algorithms.contract.sent import IFCASent
 from fedapps.clients.base.training import Arrays, Config, set_arrays
 from fedapps.clients.families.personal_model import PersonalClient
 

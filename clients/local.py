@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Epochs, batch_sizes
-from fedapps.algorithms.contract.personal import LocalSent
-from fedapps.algorithms.contract.sent import RoundFacts
+from fedapps.algorithms.contract.sent import LocalSent, RoundFacts
 from fedapps.clients.base.training import (
     Arrays,
     Config,

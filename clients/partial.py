@@ -1,7 +1,7 @@
 """The client of partial sharing by name; contract: ``strategies/partial.py``."""
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.algorithms.contract.personal import PatternsSent
+from fedapps.algorithms.contract.sent import PatternsSent
 from fedapps.algorithms.personal.name_filter import travels
 from fedapps.clients.base.training import Config
 from fedapps.clients.partial_sharing import PartialClient

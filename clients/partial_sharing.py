@@ -19,8 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from fedapps.algorithms.contract.personal import FedRepSent, ShareSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FedRepSent, Reads, ShareSent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
 from fedapps.clients.fedavg import FedAvgClient
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedapps.algorithms.common.modules import evaluation_batch
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Eager, Gradient, State, Tensors
-from fedapps.algorithms.contract.personal import PerFedAvgScoring, PerFedAvgTraining
+from fedapps.algorithms.contract.sent import PerFedAvgScoring, PerFedAvgTraining
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.batches import drawn

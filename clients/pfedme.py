@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.steps import Epochs, Gradient, State, batch_sizes
-from fedapps.algorithms.contract.personal import PFedMeSent
+from fedapps.algorithms.contract.sent import PFedMeSent
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Optimiser, add

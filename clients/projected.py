@@ -5,7 +5,7 @@ projected onto the domain. Stateless.
 from typing import Any
 
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.contract.frank_wolfe import ProjectedSent
+from fedapps.algorithms.contract.sent import ProjectedSent
 from fedapps.algorithms.frank_wolfe.domain import Array
 from fedapps.clients.base.options import Config
 from fedapps.clients.families.problems import ConstrainedClient

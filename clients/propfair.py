@@ -21,8 +21,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedapps.algorithms.contract.fairness import PropFairSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import PropFairSent, Reads
 from fedapps.clients.base.training import Config
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.steps.trained_net import OWN_TRAINING

@@ -37,14 +37,14 @@ from fedapps.algorithms.common.measures import leading_of
 from fedapps.algorithms.common.modules import estimate_statistics, has_running_statistics
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Gradient, State, Tensors
-from fedapps.algorithms.contract.personal import (
+from fedapps.algorithms.contract.sent import (
     ASKED,
     ENDS,
     LAMBDAS,
+    ProximalSent,
     SuPerFedScoring,
     SuPerFedTraining,
 )
-from fedapps.algorithms.contract.sent import ProximalSent
 from fedapps.algorithms.personal.choice import least
 from fedapps.algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from fedapps.algorithms.personal.shared_layer import SharedFirstLayer

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import APFLScoring, APFLTraining
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import APFLScoring, APFLTraining, Reads
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.robust import shortening
-from fedapps.algorithms.contract.frank_wolfe import DFWTraceSent
+from fedapps.algorithms.contract.sent import DFWTraceSent
 from fedapps.algorithms.frank_wolfe.domain import Domain, Float64
 from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
 from fedapps.algorithms.frank_wolfe.steps import move

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import DITTO_MUS, DittoSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import DITTO_MUS, DittoSent, Reads
 from fedapps.strategies.families.pooled_choice import PooledChoice
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import FedALASent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FedALASent, Reads
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import FedBABUSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FedBABUSent, Reads
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.fedavg import FedAvgArguments
 from fedapps.strategies.partial_sharing import PartialSharing

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.contract.synthetic import FedEvgSent
+from fedapps.algorithms.contract.sent import FedEvgSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.synthetic.mixture import (
     SCHEDULES,

@@ -38,7 +38,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, check_choice, option
-from fedapps.algorithms.contract.frank_wolfe import FedFWExtras, FedFWSent
+from fedapps.algorithms.contract.sent import FedFWExtras, FedFWSent
 from fedapps.algorithms.frank_wolfe.domain import Array, Atom, Domain
 from fedapps.algorithms.frank_wolfe.steps import (
     SCHEDULES,

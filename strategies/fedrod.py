@@ -12,8 +12,7 @@ the outputs g of the generic model and p of the personal head on the same body:
 Contract: FedAvg's. The client keeps its head and never sends it.
 """
 
-from fedapps.algorithms.contract.personal import FedRoDSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FedRoDSent, Reads
 from fedapps.strategies.fedavg import FedAvg
 
 

@@ -68,7 +68,7 @@ from fedapps.algorithms.boosting.step_sizes import (
 )
 from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.common.prefixes import under, within
-from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
+from fedapps.algorithms.contract.sent import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import metrics_of, to_record, values_in

@@ -25,7 +25,7 @@ from flwr.app import RecordDict
 
 from fedapps.algorithms.boosting.fit_options import DistillOptions
 from fedapps.algorithms.common.options import option
-from fedapps.algorithms.contract.boosting import OracleSent
+from fedapps.algorithms.contract.sent import OracleSent
 from fedapps.strategies.families.distilling import Distilled, values_of
 from fedapps.strategies.fedavg import FedAvgArguments
 

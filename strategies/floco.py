@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.contract.personal import FlocoSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FlocoSent, Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.simplex import Projection
 from fedapps.strategies.base.capabilities import Capabilities

@@ -40,7 +40,7 @@ from fedapps.algorithms.boosting.forest import Forest
 from fedapps.algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
 from fedapps.algorithms.boosting.step_sizes import LOSS_NAMES
 from fedapps.algorithms.common.options import Options, check_range, option
-from fedapps.algorithms.contract.boosting import HistogramSent
+from fedapps.algorithms.contract.sent import HistogramSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record

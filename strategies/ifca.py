@@ -37,8 +37,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import IFCASent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import IFCASent, Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
 from fedapps.strategies.base.capabilities import Capabilities

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.algorithms.contract.personal import LocalSent
+from fedapps.algorithms.contract.sent import LocalSent
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.fedavg import FedAvg

@@ -13,7 +13,7 @@ from typing import Unpack
 
 from fedapps.algorithms.boosting.histogram_trees import NUMBER
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.boosting import LocalBoostingSent
+from fedapps.algorithms.contract.sent import LocalBoostingSent
 from fedapps.strategies.fedavg import FlowerArguments
 from fedapps.strategies.local import Local
 

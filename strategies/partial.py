@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, names_in, option
-from fedapps.algorithms.contract.personal import PatternsSent
+from fedapps.algorithms.contract.sent import PatternsSent
 from fedapps.algorithms.personal.name_filter import travels
 from fedapps.strategies.families.shared_part import SharedPart
 from fedapps.strategies.fedavg import FedAvgArguments

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, check_choice, option
-from fedapps.algorithms.contract.personal import FedRepSent, ShareSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import FedRepSent, Reads, ShareSent
 from fedapps.strategies.families.shared_part import SharedPart
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import PerFedAvgScoring, PerFedAvgTraining
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import PerFedAvgScoring, PerFedAvgTraining, Reads
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

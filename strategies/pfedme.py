@@ -18,8 +18,7 @@ from typing import Unpack
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.personal import PFedMeSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import PFedMeSent, Reads
 from fedapps.strategies.base.messages import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 

@@ -19,7 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.frank_wolfe import ProjectedSent
+from fedapps.algorithms.contract.sent import ProjectedSent
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.strategies.base.messages import round_of, values_in
 from fedapps.strategies.families.consensus import Constrained

@@ -21,8 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.fairness import PropFairSent
-from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.sent import PropFairSent, Reads
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     require_declaration,

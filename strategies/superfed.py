@@ -41,14 +41,15 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.measures import LEADING
 from fedapps.algorithms.common.options import Options, check_choice, option
-from fedapps.algorithms.contract.personal import (
+from fedapps.algorithms.contract.sent import (
     ASKED,
     ENDS,
     LAMBDAS,
+    ProximalSent,
+    Reads,
     SuPerFedScoring,
     SuPerFedTraining,
 )
-from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.algorithms.personal.choice import counted, pooled_curve, sound_curve
 from fedapps.strategies.base.messages import metrics_of, most_common
 from fedapps.strategies.base.named_grid import clients_of

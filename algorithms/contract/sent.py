@@ -14,6 +14,19 @@ frozen dataclass that the strategy writes and the client reads.
 A field without a default must be in the message. A field that is ``None`` is not sent.
 A client class lists its declarations in ``reads``; other keys are logged
 (``clients.base.options``).
+
+What personalised methods send their clients (``algorithms.contract.sent``).
+
+What fair methods send their clients (``algorithms.contract.sent``).
+
+Declarations of what ensemble methods send (``algorithms.contract.sent``).
+
+Declarations of what constrained methods send (``algorithms.contract.sent``).
+
+Declarations of what boosting methods send (``algorithms.contract.sent``).
+
+Declarations of what methods with synthetic samples send
+(``algorithms.contract.sent``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -180,3 +193,352 @@ class WarmStartSent(Sent, prefix="warm-start-"):
     """Which half of a warm start is in charge of the round: "first" or "then"."""
 
     half: str | None = None
+
+
+@dataclass(frozen=True)
+class LocalSent(Sent, prefix="local-"):
+    """The share of a round's steps that a client takes when it trains alone."""
+
+    share: float = 1.0
+
+
+#: The numbers of epochs among which fine-tuning chooses.
+FINETUNE_EPOCHS = (0, 1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class FinetuneSent(Sent, prefix="finetune-", method="finetune"):
+    """How a client trains before it is scored; -1 epochs ask for the validation losses
+    after each of :data:`FINETUNE_EPOCHS`.
+    """
+
+    epochs: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class ShareSent(Sent):
+    """Which part of the model is shared: "body" or "head"."""
+
+    share: str
+
+
+@dataclass(frozen=True)
+class FedRepSent(Sent, prefix="fedrep-", method="fedrep"):
+    """The epochs of FedRep's two parts."""
+
+    head_epochs: int
+    body_epochs: int
+
+
+@dataclass(frozen=True)
+class PatternsSent(Sent, prefix="partial-"):
+    """Name patterns of the shared arrays, and of the arrays that clients keep."""
+
+    share: str
+    keep: str
+
+
+@dataclass(frozen=True)
+class FedBABUSent(Sent, prefix="fedbabu-", method="fedbabu"):
+    """How FedBABU's clients fine-tune before they are scored."""
+
+    epochs: int
+    part: str
+
+
+@dataclass(frozen=True)
+class APFLScoring(Sent, prefix="apfl-", method="apfl"):
+    """The initial weight of the personal model, used until a client learns its own."""
+
+    alpha: float
+
+
+@dataclass(frozen=True)
+class APFLTraining(APFLScoring):
+    """The same, and whether clients learn it."""
+
+    adaptive: bool
+
+
+@dataclass(frozen=True)
+class PFedMeSent(Sent, prefix="pfedme-", method="pfedme"):
+    """What pFedMe sends for training."""
+
+    lambda_: float
+    rate: float
+    inner_steps: int
+    batches: str = "next"
+
+
+#: The weights mu among which Ditto's clients choose, the most federated first.
+DITTO_MUS = (2.0, 1.0, 0.1)
+
+
+@dataclass(frozen=True)
+class DittoSent(Sent, prefix="ditto-", method="ditto"):
+    """What Ditto sends. ``choose``: a client trains a personal model with each of
+    :data:`DITTO_MUS` and is scored with that of mu; mu = -1 asks for their validation
+    losses.
+    """
+
+    mu: float
+    epochs: int
+    choose: bool = False
+
+
+@dataclass(frozen=True)
+class FedALASent(Sent, prefix="fedala-", method="fedala"):
+    """How FedALA's clients learn the weights of their initial mixture."""
+
+    layers: int
+    rate: float
+    samples: float
+    start_epochs: int
+
+
+@dataclass(frozen=True)
+class FedRoDSent(Sent, method="fedrod"):
+    """Fed-RoD sends no options."""
+
+
+@dataclass(frozen=True)
+class IFCASent(Sent, prefix="ifca-", method="ifca"):
+    """The number of cluster models, and which of them the message holds, in this order;
+    clients initialise the others themselves.
+    """
+
+    clusters: int
+    sent: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True)
+class FlocoSent(Sent, prefix="floco-", method="floco"):
+    """The number of corners, the places of the arrays that have them, and how far from
+    ``point`` (``None``: everywhere) a client trains.
+    """
+
+    corners: int
+    at: Sequence[int]
+    radius: float
+    point: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class PerFedAvgTraining(Sent, prefix="per-fedavg-", method="per-fedavg"):
+    """The rate of adaptation, and the treatment of the Hessian."""
+
+    alpha: float
+    hessian: str
+
+
+@dataclass(frozen=True)
+class PerFedAvgScoring(Sent, prefix="per-fedavg-", method="per-fedavg"):
+    """The rate of adaptation, and its number of steps."""
+
+    alpha: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class SuPerFedTraining(Sent, prefix="superfed-", method="superfed"):
+    """What SuPerFed sends for training. ``mixing``: "none" | "model" | "layer"."""
+
+    nu: float = 0.0
+    step_scale: float = 1.0
+    init: str = "own"
+    mixing: str = "none"
+
+
+#: The lambdas at which SuPerFed's clients are scored; what a server sends in place of
+#: one to ask for the validation losses at each.
+LAMBDAS = [i / 10 for i in range(11)]
+ASKED = -1.0
+#: The lambdas of the federated and the personal model.
+ENDS = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class SuPerFedScoring(SuPerFedTraining):
+    """What SuPerFed sends for evaluation. ``lambda_``: of the mixture to score; -1: the
+    server asks for the validation losses; ``None``: the client chooses. ``tune``: the
+    epochs for which that mixture is trained; of a question, the two models at the ends.
+    """
+
+    catch_up: int = 0
+    lambda_: float | None = None
+    tune: int = 0
+
+
+@dataclass(frozen=True)
+class PropFairSent(Sent, prefix="propfair-", method="propfair"):
+    """What PropFair sends: M of the loss ``-log(1 - l / M)``."""
+
+    m: float
+
+
+@dataclass(frozen=True)
+class CollectingSent(Sent):
+    """``phase`` = "train-predictor": the clients train the predictors first."""
+
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class PredictorsSent(Sent):
+    """Names of the arrays of the predictors that a message holds."""
+
+    predictor_arrays: list[str]
+
+
+@dataclass(frozen=True)
+class DrawSent(Sent):
+    """The number of the draw of predictors within the round. If clients keep a cache,
+    also its size, the contents that the server expects, and the hashes of the drawn
+    predictors; the message holds those in ``new``.
+    """
+
+    draw: int
+    cache: int | None = None
+    cache_holds: int | None = None
+    hashes: list[str] | None = None
+    new: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class MixturesSent(Sent):
+    """Whether an evaluation sends two mixtures of densities instead of predictors."""
+
+    mixtures: bool
+
+
+@dataclass(frozen=True)
+class PhaseSent(Sent):
+    """``phase``: "prepare" asks for the sums of ``stage``, "evaluate" for the measures;
+    if there is none, clients train.
+    """
+
+    phase: str | None = None
+    stage: str | None = None
+
+
+@dataclass(frozen=True)
+class FedFWSent(Sent):
+    """The steps of a FedFW round."""
+
+    etas: list[float]
+    lambdas: list[float]
+    rhos: list[float]
+    dual_step: float
+    num_clients: int
+    variant: str
+    batch_size: int
+    stochastic: bool
+
+
+@dataclass(frozen=True)
+class FedFWExtras(Sent):
+    """Whether the message holds the mean of the dual variables after the point, and
+    whether the client must send its state.
+    """
+
+    dual_mean: bool | None = None
+    resync: bool | None = None
+
+
+@dataclass(frozen=True)
+class DFWTraceSent(Sent):
+    """The side of the gradient on which it is multiplied by the vector."""
+
+    side: str
+
+
+@dataclass(frozen=True)
+class ProjectedSent(Sent):
+    """The steps of a round of FedAvg with projection."""
+
+    learning_rate: float
+    local_steps: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class OracleSent(Sent, prefix="oracle-"):
+    """How FFGB-distill's clients fit a weak learner."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class FunctionSent(Sent):
+    """A message holds the learners of FFGB's function after version ``base``, up to
+    ``version``.
+    """
+
+    base: int
+    version: int
+    loss: str
+    learner_arrays: list[str] | None = None
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class FFGBTraining(Sent):
+    """The steps of an FFGB round. ``lipschitz``: the constant, for FFGB.L."""
+
+    variant: str
+    etas: list[float]
+    mu: float
+    residual: bool
+    clip_residual: float | None = None
+    lipschitz: float = 0.0
+
+
+@dataclass(frozen=True)
+class HistogramSent(Sent):
+    """The loss of histogram boosting and, for training, the number of sums to send."""
+
+    loss: str
+    sums: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalBoostingSent(Sent, prefix="local-boosting-", method="local-boosting"):
+    """How a client grows its own trees."""
+
+    loss: str
+    depth: int
+    learning_rate: float
+    min_leaf: int
+    l2: float
+    bins: int
+
+
+@dataclass(frozen=True)
+class FedEvgSent(Sent, prefix="evg-"):
+    """The options of a FedEvg client's steps.
+
+    ``low``: the least value of the images.
+    """
+
+    lambda_: float
+    langevin_steps: int
+    step: float
+    noise: float
+    clip: float
+    weights: str
+    persistent: bool
+    low: float
+
+
+@dataclass(frozen=True)
+class FedDMSent(Sent, prefix="dm-"):
+    """The options of a FedDM client's steps. ``low``: the least value of the images."""
+
+    images: int
+    steps: int
+    rate: float
+    radius: float
+    low: float

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.contract.frank_wolfe import PhaseSent
-from fedapps.algorithms.contract.sent import Reads, RoundFacts
+from fedapps.algorithms.contract.sent import PhaseSent, Reads, RoundFacts
 from fedapps.algorithms.frank_wolfe.domain import Array, Domain
 from fedapps.algorithms.frank_wolfe.objectives import Objective, SparseGradient
 from fedapps.algorithms.frank_wolfe.scratch import distance

@@ -14,8 +14,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedapps.algorithms.contract.personal import APFLTraining, DittoSent, SuPerFedTraining
-from fedapps.algorithms.contract.sent import ProximalSent
+from fedapps.algorithms.contract.sent import APFLTraining, DittoSent, ProximalSent, SuPerFedTraining
 from fedapps.algorithms.personal.mixing import cosine_squared_gradient, layer_of
 from fedapps.clients.apfl import APFLClient
 from fedapps.clients.base.store import Store

@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.prefixes import under, within
-from fedapps.algorithms.contract.frank_wolfe import PhaseSent
+from fedapps.algorithms.contract.sent import PhaseSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.centering import Centering
 from fedapps.algorithms.frank_wolfe.domain import Array, Domain

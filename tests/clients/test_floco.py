@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedapps.algorithms.contract.personal import FlocoSent
+from fedapps.algorithms.contract.sent import FlocoSent
 from fedapps.clients import FedAvgClient, FlocoClient
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.floco import Simplex

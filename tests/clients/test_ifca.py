@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedapps.algorithms.contract.personal import IFCASent
+from fedapps.algorithms.contract.sent import IFCASent
 from fedapps.algorithms.personal.clusters import farthest_first, grouped
 from fedapps.clients import ClientData, IFCAClient, Split
 from fedapps.clients.base.evaluation import Objective

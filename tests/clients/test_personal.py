@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fedapps.algorithms.contract.personal import DITTO_MUS
+from fedapps.algorithms.contract.sent import DITTO_MUS
 from fedapps.clients import (
     APFLClient,
     DittoClient,

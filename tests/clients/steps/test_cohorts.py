@@ -11,19 +11,20 @@ from flwr.app import RecordDict
 from torch import nn
 
 from fedapps.algorithms.common.steps import Eager
-from fedapps.algorithms.contract.fairness import PropFairSent
-from fedapps.algorithms.contract.personal import (
+from fedapps.algorithms.contract.sent import (
     APFLTraining,
     DittoSent,
+    FedDynSent,
     FedRepSent,
     FinetuneSent,
     IFCASent,
     PerFedAvgTraining,
     PFedMeSent,
+    PropFairSent,
+    ProximalSent,
     ShareSent,
     SuPerFedTraining,
 )
-from fedapps.algorithms.contract.sent import FedDynSent, ProximalSent
 from fedapps.clients import (
     APFLClient,
     ClientData,

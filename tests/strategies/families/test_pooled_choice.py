@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from fedapps.algorithms.contract.personal import FINETUNE_EPOCHS
+from fedapps.algorithms.contract.sent import FINETUNE_EPOCHS
 from fedapps.clients import FedAvgClient, FinetuneClient
 from fedapps.clients.base.training import get_arrays
 from fedapps.strategies import Finetune, FinetuneOptions
