@@ -14,19 +14,6 @@ frozen dataclass that the strategy writes and the client reads.
 A field without a default must be in the message. A field that is ``None`` is not sent.
 A client class lists its declarations in ``reads``; other keys are logged
 (``clients.base.options``).
-
-What personalised methods send their clients (``algorithms.contract.sent``).
-
-What fair methods send their clients (``algorithms.contract.sent``).
-
-Declarations of what ensemble methods send (``algorithms.contract.sent``).
-
-Declarations of what constrained methods send (``algorithms.contract.sent``).
-
-Declarations of what boosting methods send (``algorithms.contract.sent``).
-
-Declarations of what methods with synthetic samples send
-(``algorithms.contract.sent``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -195,6 +182,7 @@ class WarmStartSent(Sent, prefix="warm-start-"):
     half: str | None = None
 
 
+# Personalised methods.
 @dataclass(frozen=True)
 class LocalSent(Sent, prefix="local-"):
     """The share of a round's steps that a client takes when it trains alone."""
@@ -370,6 +358,7 @@ class SuPerFedScoring(SuPerFedTraining):
     tune: int = 0
 
 
+# Fair methods.
 @dataclass(frozen=True)
 class PropFairSent(Sent, prefix="propfair-", method="propfair"):
     """What PropFair sends: M of the loss ``-log(1 - l / M)``."""
@@ -377,6 +366,7 @@ class PropFairSent(Sent, prefix="propfair-", method="propfair"):
     m: float
 
 
+# Ensembles.
 @dataclass(frozen=True)
 class CollectingSent(Sent):
     """``phase`` = "train-predictor": the clients train the predictors first."""
@@ -412,6 +402,7 @@ class MixturesSent(Sent):
     mixtures: bool
 
 
+# Constrained methods.
 @dataclass(frozen=True)
 class PhaseSent(Sent):
     """``phase``: "prepare" asks for the sums of ``stage``, "evaluate" for the measures;
@@ -462,6 +453,7 @@ class ProjectedSent(Sent):
     batch_size: int
 
 
+# Boosting.
 @dataclass(frozen=True)
 class OracleSent(Sent, prefix="oracle-"):
     """How FFGB-distill's clients fit a weak learner."""
@@ -516,6 +508,7 @@ class LocalBoostingSent(Sent, prefix="local-boosting-", method="local-boosting")
     bins: int
 
 
+# Synthetic samples.
 @dataclass(frozen=True)
 class FedEvgSent(Sent, prefix="evg-"):
     """The options of a FedEvg client's steps.
