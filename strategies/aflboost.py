@@ -23,8 +23,7 @@ from fedapps.algorithms.common.mirror import MIRRORS
 from fedapps.algorithms.common.options import option
 from fedapps.algorithms.fairness.responses import cut
 from fedapps.strategies.base.messages import to_record
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.families.predictor_replies import PredictorLibrary, Reply
 from fedapps.strategies.fedavg import FedAvgArguments

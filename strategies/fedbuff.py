@@ -48,7 +48,7 @@ from fedapps.strategies.base.capabilities import (
     require_declaration,
 )
 from fedapps.strategies.base.messages import innermost, metrics_of, weight_key, with_weight
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId
 from fedapps.strategies.base.staleness import check_stale
 from fedapps.strategies.base.timing import STALENESS
 from fedapps.strategies.base.wrapper import Wrapper

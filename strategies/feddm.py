@@ -32,8 +32,7 @@ from fedapps.algorithms.contract.sent import FedDMSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import to_record, values_in
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
 from fedapps.strategies.fedavg import FedAvgArguments
 

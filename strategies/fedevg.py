@@ -41,8 +41,7 @@ from fedapps.algorithms.synthetic.mixture import (
 )
 from fedapps.strategies.base.capabilities import Capabilities, Named
 from fedapps.strategies.base.messages import to_record, values_in
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
 from fedapps.strategies.fedavg import FedAvgArguments
 

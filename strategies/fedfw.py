@@ -49,8 +49,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step_partial,
 )
 from fedapps.strategies.base.messages import metrics_of, round_of, to_record, values_in
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.families.consensus import Constrained
 from fedapps.strategies.fedavg import FedAvgArguments

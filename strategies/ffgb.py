@@ -72,8 +72,7 @@ from fedapps.algorithms.contract.sent import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import metrics_of, to_record, values_in
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 

@@ -41,8 +41,7 @@ from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.simplex import Projection
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 

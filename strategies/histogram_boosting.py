@@ -44,8 +44,7 @@ from fedapps.algorithms.contract.sent import HistogramSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of, to_record
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 

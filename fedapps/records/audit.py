@@ -21,8 +21,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
 from fedapps.strategies.base.messages import content_bytes, content_sizes
-from fedapps.strategies.base.named_grid import IDENTITY
-from fedapps.strategies.base.roster import KnowingClients, Numbered, Packing
+from fedapps.strategies.base.named_grid import IDENTITY, KnowingClients, Numbered, Packing
 from fedapps.strategies.base.rounds import Ending, Observer
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedapps.records.files import Files, csv_text
 from fedapps.strategies.base.clocks import Flight
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId
 from fedapps.strategies.base.rounds import Ending, Observer
 from fedapps.strategies.base.timing import Timing
 

@@ -53,8 +53,7 @@ from fedapps.strategies.base.capabilities import (
     own_measures,
     replies_of,
 )
-from fedapps.strategies.base.exchange import Exchange
-from fedapps.strategies.base.roster import called
+from fedapps.strategies.base.named_grid import Exchange, called
 from fedapps.strategies.base.rounds import Ending, Observer, Round
 from fedapps.toml_text import Value, to_toml
 

@@ -19,7 +19,7 @@ from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.clocks import RealClock, VirtualClock, epochs_of
 from fedapps.strategies.base.flower_private import is_simulation
-from fedapps.strategies.base.roster import ClientId, called
+from fedapps.strategies.base.named_grid import ClientId, called
 from fedapps.strategies.base.timing import Timing
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
 

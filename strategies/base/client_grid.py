@@ -25,7 +25,6 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.algorithms.common.seeds import generator
 from fedapps.strategies.base.agreement import keep_common, without
 from fedapps.strategies.base.capabilities import buffering
-from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
 from fedapps.strategies.base.messages import (
     capped,
@@ -35,11 +34,18 @@ from fedapps.strategies.base.messages import (
     metrics_of,
     trains,
 )
-from fedapps.strategies.base.named_grid import NamedGrid
+from fedapps.strategies.base.named_grid import (
+    ClientId,
+    Exchange,
+    Failure,
+    NamedGrid,
+    Packing,
+    called,
+    order,
+)
 from fedapps.strategies.base.partial_work import check_partial, take_out
 from fedapps.strategies.base.relative_bounds import RelativeBounds
 from fedapps.strategies.base.reply_validation import LONGEST_FAULT, Rules, UpdateBound
-from fedapps.strategies.base.roster import ClientId, Packing, called, order
 from fedapps.strategies.base.staleness import brought_forward, check_stale
 from fedapps.strategies.base.timing import Phase, Timing
 

@@ -24,8 +24,8 @@ from fedapps.algorithms.common.schedule import samples_within
 from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.named_grid import ClientId, order
 from fedapps.strategies.base.partial_work import ask
-from fedapps.strategies.base.roster import ClientId, order
 
 #: The share of a deadline that clients on a real clock plan with.
 SPARE = 0.9

@@ -5,6 +5,14 @@ message per node (answered by ``clients.to_client_app`` and
 ``clients.answer_identity``). One node is asked first: if its app has no answer, none is
 asked again. Nodes are then identified by their node ids: everything works, but a
 simulation is not repeatable.
+
+Who is connected: node -> client id, sorted by id, and grids that know it without
+asking.
+
+A grid that makes its clients itself (a simulation) offers ``known_clients``. Then no
+client has to be asked, and a million clients numbered from 0 take no memory.
+
+The record of one phase: messages out, replies back.
 """
 
 import logging
@@ -12,20 +20,147 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from logging import ERROR, INFO, WARNING
-from typing import cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.strategies.base.exchange import Failure
 from fedapps.strategies.base.flower_private import NO_QUERY, ErrorCode
 from fedapps.strategies.base.messages import error_line
 from fedapps.strategies.base.reply_validation import LONGEST_FAULT
-from fedapps.strategies.base.roster import ClientId, KnowingClients, called, order
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
+
+ClientId = int | str
+
+
+class Numbered(Mapping[int, ClientId]):
+    """The clients 0 to ``count`` - 1, at the nodes ``first`` to ``first + count -
+    1``.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self.nodes, self.clients = range(first, first + count), range(count)
+
+    def __getitem__(self, node: int) -> ClientId:
+        if node not in self.nodes:
+            raise KeyError(node)
+        return int(node) - self.nodes.start
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True)
+class Travel:
+    """The traffic of one phase: messages to nodes, and the bytes of their contents and
+    of the replies.
+
+    ``summed``: only sums of the clients' models came back, so no client can be skipped
+    any more. ``facts``: what else the record of a round repeats, by name.
+    """
+
+    messages: int = 0
+    down: int = 0
+    up: int = 0
+    summed: bool = False
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class KnowingClients(Protocol):
+    """A grid that knows its clients."""
+
+    def known_clients(self) -> Numbered | None:
+        """Return the connected clients; ``None``: they have to be asked after all."""
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """A grid whose messages to nodes are not one for each client."""
+
+    travel: Travel
+
+
+def order(client: ClientId) -> tuple[bool, ClientId]:
+    """Return the key by which client ids are sorted: numbers, then names."""
+    return isinstance(client, str), client
+
+
+def called(client: ClientId, names: Sequence[str]) -> ClientId:
+    """Return what people call a client: its name among those of clients 0, 1, ..., or
+    its id if it has none.
+    """
+    return names[client] if isinstance(client, int) and 0 <= client < len(names) else client
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose reply was not used, the reason (one line), and what people call
+    the client. ``answered``: whether it sent anything; ``broken``: whether that was not
+    an error, but numbers that are no good; ``died``: whether its worker process did.
+    """
+
+    client: ClientId
+    reason: str
+    name: str = ""
+    answered: bool = True
+    broken: bool = True
+    died: bool = False
+
+    @property
+    def called(self) -> ClientId:
+        """The client's name, or its id if it has none."""
+        return self.name or self.client
+
+
+@dataclass
+class Exchange:
+    """Record of one phase: bytes of message contents, ids and metrics of the clients
+    with a valid reply, and the failures.
+
+    ``capped``: clients whose weight was lowered; ``shortened``: whose update was.
+    ``travel``: what went to nodes and back, where many clients share one. With a clock
+    (``strategies.base.timing``), ``sent``: how many messages went out; ``clock``:
+    the seconds of the run at its end; ``late``: who was asked and did not answer in
+    time; ``ages``: how many updates of the model a client had not seen; ``shares``: of
+    its local steps that a client did, if not all.
+    """
+
+    kind: str = ""
+    clients: list[ClientId] = field(default_factory=list)
+    metrics: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    capped: list[ClientId] = field(default_factory=list)
+    shortened: list[ClientId] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    travel: Travel | None = None
+    late: list[ClientId] = field(default_factory=list)
+    ages: dict[ClientId, int] = field(default_factory=dict)
+    shares: dict[ClientId, float] = field(default_factory=dict)
+    sent: int = 0
+    clock: float | None = None
+
+    def after(self, earlier: "Exchange") -> "Exchange":
+        """Return the record of this phase, with the bytes and failures of the phase
+        ``earlier`` that prepared it.
+        """
+        known = {failure.client for failure in self.failures}
+        failures = self.failures + [f for f in earlier.failures if f.client not in known]
+        return replace(
+            self,
+            failures=sorted(failures, key=lambda failure: order(failure.client)),
+            bytes_up=self.bytes_up + earlier.bytes_up,
+            bytes_down=self.bytes_down + earlier.bytes_down,
+        )
+
 
 IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start

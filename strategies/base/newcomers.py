@@ -17,9 +17,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.exchange import Exchange
 from fedapps.strategies.base.messages import LOSS_BEFORE, arrays_of, innermost
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, Exchange
 
 NEWCOMER = f"{MessageType.EVALUATE}.newcomer"
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.averaging import LIMIT, STATISTICS, difference
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.messages import arrays_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId
 
 #: Multiple of the model's norm and of the median update, beyond which a client has
 #: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most

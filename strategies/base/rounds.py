@@ -29,10 +29,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
 from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.messages import content_bytes, innermost
+from fedapps.strategies.base.named_grid import ClientId, Exchange, Failure, order
 from fedapps.strategies.base.newcomers import meet
-from fedapps.strategies.base.roster import ClientId, order
 
 if TYPE_CHECKING:  # reports import observers and need no Flower
     from flwr.app import ArrayRecord

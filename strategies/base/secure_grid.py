@@ -45,7 +45,7 @@ from fedapps.algorithms.secure.wire import CLEAR, MASKED, RECORD, packed, unpack
 from fedapps.strategies.base.capabilities import WeighingAhead
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import arrays_of, metrics_of, trains
-from fedapps.strategies.base.roster import Travel
+from fedapps.strategies.base.named_grid import Travel
 from fedapps.strategies.base.secure_sessions import (
     Failed,
     Prepared,

@@ -20,7 +20,7 @@ from fedapps.algorithms.secure.messages import Hello, Offer, Session
 from fedapps.algorithms.secure.server import hello_fault, met, offer_fault
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from fedapps.strategies.base.messages import content_bytes, most_common, trains
-from fedapps.strategies.base.roster import KnowingClients, Numbered, Travel
+from fedapps.strategies.base.named_grid import KnowingClients, Numbered, Travel
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.strategies.base.roster import ClientId, Numbered
+from fedapps.strategies.base.named_grid import ClientId, Numbered
 
 Positions = NDArray[np.int64]
 

@@ -30,8 +30,8 @@ from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.clocks import Flight, RealClock, VirtualClock
 from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.named_grid import ClientId, order
 from fedapps.strategies.base.partial_work import ROUNDING, came
-from fedapps.strategies.base.roster import ClientId, order
 
 #: How much less a reply counts that is s updates old: (1 + s) ** -STALENESS.
 STALENESS = 0.5

@@ -64,8 +64,8 @@ from fedapps.strategies.base.messages import (
     weight_key,
     with_weight,
 )
+from fedapps.strategies.base.named_grid import ClientId
 from fedapps.strategies.base.relative_bounds import HARDENED
-from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 
 Floats = NDArray[np.float64]

@@ -14,8 +14,7 @@ from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.fairness.rule import WeightRule
 from fedapps.algorithms.fairness.simplex import normalise
 from fedapps.strategies.base.capabilities import load_state, state_of
-from fedapps.strategies.base.named_grid import clients_of
-from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import Slots, pack_ids
 from fedapps.strategies.base.wrapper import Wrapper
 

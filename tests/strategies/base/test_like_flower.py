@@ -28,7 +28,7 @@ from fedapps.strategies import (
     WarmStart,
     run_rounds,
 )
-from fedapps.strategies.base.exchange import Exchange, Failure
+from fedapps.strategies.base.named_grid import Exchange, Failure
 from fedapps.strategies.base.rounds import usable
 from tests.helpers import START, EchoClient, arrays_of, assert_arrays, play, refused, simulate
 from tests.strangers import Unruly, stranger

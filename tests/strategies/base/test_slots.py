@@ -8,7 +8,7 @@ import pytest
 
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import AAggFFD, FedAvg
-from fedapps.strategies.base.roster import Numbered
+from fedapps.strategies.base.named_grid import Numbered
 from fedapps.strategies.base.slots import Slots, pack_ids, unpack_ids
 from tests.helpers import LossyClient, play
 

@@ -23,7 +23,7 @@ from fedapps.lab.results.run_plots import comparison_figure
 from fedapps.records import writer
 from fedapps.records.reader import read_run
 from fedapps.settings.reading import read_settings
-from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.named_grid import Exchange
 from fedapps.strategies.base.rounds import Round
 from tests.helpers import lacking, rounds_of, summary_of
 
