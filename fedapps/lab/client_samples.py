@@ -21,7 +21,7 @@ from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
 from fedapps.tasks.client_names import client_names
 
 if TYPE_CHECKING:
-    from fedapps.lab.charts.layout import Figure
+    from fedapps.lab.charts.drawing import Figure
 from collections.abc import Iterable
 from hashlib import blake2b
 

@@ -45,15 +45,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedapps.data.scaling import Scale
-    from fedapps.lab.charts.layout import Figure
+    from fedapps.lab.charts.drawing import Figure
 import base64
 import html as markup
 from collections.abc import Iterator
 
 from fedapps.algorithms.common.options import nearest
-from fedapps.lab.charts.drawing import svg
+from fedapps.lab.charts.drawing import Figure, svg
 from fedapps.lab.charts.files import FORMATS, file
-from fedapps.lab.charts.layout import Figure
 
 
 class Plot:

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedapps.lab.charts.axes import Axis, Panel, Reading
 from fedapps.lab.charts.canvas import Area, Line, Points, Shape, Text, element
+from fedapps.lab.charts.drawing import Figure
 from fedapps.lab.charts.html import Html, css, text
-from fedapps.lab.charts.layout import Figure
 
 
 def chart(name: str, description: str, figure: Figure) -> Html:

@@ -2,11 +2,16 @@
 
 The packages that use this module decide what is drawn. `canvas.py` turns figures into
 SVG, `files.py` into files.
+
+Figures: panels in a grid with a legend below, and the position of every line and
+text on the canvas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +19,339 @@ from numpy.typing import NDArray
 from fedapps.formats import is_percent, metric_name, three_digits
 from fedapps.lab.charts import canvas
 from fedapps.lab.charts.axes import Axis, Panel, Style, Table, rectangle
-from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
 from fedapps.lab.charts.theme import THEME, Colour, Theme
+
+# points between a panel and the texts of its ticks, and between these and the axis's
+# label
+_GAP = 4.0
+_BORDER = (7.0, 5.0)  # around every panel with its texts: beside it, and above and below
+_LINE = 1.25  # height of a line of text, relative to its font
+_NOTE = 8.0  # font of a panel's note
+_KEY = 9.0  # width of a colour key
+# a legend's font, width of a sample, space between columns
+_LEGEND, _HANDLE, _SPACE = 9.5, 21.0, 16.0
+
+
+#: Where the data of a panel lie: left, top, width, height.
+Frame = tuple[float, float, float, float]
+
+_NARROW = (300.0, 235.0)  # a panel on a phone
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A figure on its canvas: its shapes, the entries of its legend by label, and the
+    frame of each panel.
+    """
+
+    shapes: list[Shape]
+    entries: list[tuple[str, list[Shape]]]
+    frames: list[Frame]
+
+
+@dataclass
+class Figure:
+    """Panels in a grid, row by row, on a canvas of `size` points (width, height).
+    `legend`: labels, each with the shapes it explains.
+    """
+
+    size: tuple[float, float]
+    columns: int
+    panels: list[Panel]
+    legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
+
+    def shapes(self) -> list[Shape]:
+        """All shapes, placed on the canvas."""
+        placed = self.placed()
+        return placed.shapes + [shape for _, shapes in placed.entries for shape in shapes]
+
+    def narrow(self) -> "Figure":
+        """The same for a phone: one panel below the other, each with the labels that it
+        shares with its row and column.
+        """
+        shown = [panel for panel in self.panels if not panel.hidden]
+        tall = min(
+            self.size[1] / -(-len(self.panels) // self.columns),
+            _NARROW[1] if not any(p.table for p in shown) else np.inf,
+        )
+        room = 1.4 * _LEGEND * len(self.legend)
+        panels = [
+            replace(
+                panel,
+                heading=_wrapped(panel.heading, panel.heading_size),
+                x=self._labelled(place, panel, "x"),
+                y=self._labelled(place, panel, "y"),
+            )
+            for place, panel in enumerate(self.panels)
+            if not panel.hidden
+        ]
+        return Figure((_NARROW[0], tall * len(shown) + room), 1, panels, self.legend)
+
+    def _labelled(self, place: int, panel: Panel, side: Literal["x", "y"]) -> Axis:
+        """The axis of a panel with a label: its own, that of the lowest panel of its
+        column (x) or of the first one of its row (y).
+        """
+        first = place - place % self.columns
+        others = (
+            self.panels[place :: self.columns][::-1]
+            if side == "x"
+            else self.panels[first : first + self.columns]
+        )
+        axis: Axis = getattr(panel, side)
+        named = (getattr(other, side) for other in others if not other.hidden)
+        known = next((one for one in (axis, *named) if one.label), axis)
+        return replace(axis, label=known.label, label_size=known.label_size)
+
+    def placed(self) -> Placed:
+        """All shapes with their positions on the canvas."""
+        theme = self.panels[0].theme
+        legend, high = _legend(self.legend, self.size, theme.ink)
+        width, height = self.size[0], self.size[1] - high
+        rows = -(-len(self.panels) // self.columns)
+        rough = (width / self.columns - 50, height / rows - 45)
+        grid = [_Laid(panel, *rough) for panel in self.panels]
+        lefts, rights = (
+            [
+                max(laid.sides[side] for laid in grid[column :: self.columns])
+                for column in range(self.columns)
+            ]
+            for side in (0, 2)
+        )
+        tops, bottoms = (
+            [
+                max(
+                    laid.sides[side] for laid in grid[row * self.columns : (row + 1) * self.columns]
+                )
+                for row in range(rows)
+            ]
+            for side in (1, 3)
+        )
+        wide = (width - sum(lefts) - sum(rights) - 2 * _BORDER[0] * self.columns) / self.columns
+        tall = (height - sum(tops) - sum(bottoms) - 2 * _BORDER[1] * rows) / rows
+        placed: list[Shape] = []
+        frames: list[Frame] = []
+        for index, laid in enumerate(grid):
+            row, column = divmod(index, self.columns)
+            left = (
+                sum(lefts[: column + 1])
+                + sum(rights[:column])
+                + column * wide
+                + (2 * column + 1) * _BORDER[0]
+            )
+            top = (
+                sum(tops[: row + 1]) + sum(bottoms[:row]) + row * tall + (2 * row + 1) * _BORDER[1]
+            )
+            placed += laid.placed(left, top, wide, tall)
+            frames.append((left, top, wide, tall))
+        return Placed(placed, legend, frames)
+
+
+class _Laid:
+    """A panel of roughly the given size: its limits, its ticks, and the space for its
+    texts.
+    """
+
+    def __init__(self, panel: Panel, width: float, height: float) -> None:
+        self.panel = panel
+        (self.x_low, self.x_high), (self.y_low, self.y_high) = panel.limits()
+        self.xs, self.x_texts = panel.x.marks(self.x_low, self.x_high, width, True)
+        self.ys, self.y_texts = panel.y.marks(self.y_low, self.y_high, height, False)
+        lying = not panel.x.upright
+        self.x_height = max(
+            (_LINE * panel.x.size if lying else text_width(t, panel.x.size) for t in self.x_texts),
+            default=0.0,
+        )
+        self.y_width = max((text_width(text, panel.y.size) for text in self.y_texts), default=0.0)
+        self.key = _Laid(panel.key, _KEY, height) if panel.key else None
+
+    @cached_property
+    def sides(self) -> tuple[float, float, float, float]:
+        """The space for the texts on the left, above, on the right and below, in
+        points.
+        """
+        panel = self.panel
+        if panel.hidden:
+            return 0.0, 0.0, 0.0, 0.0
+        lines = panel.heading.count("\n") + 1 if panel.heading else 0
+        above = 6 + _LINE * lines * panel.heading_size if lines else _GAP
+        above += _LINE * _NOTE if panel.note else 0
+        right = (
+            text_width(self.x_texts[-1], panel.x.size) / 2 - _BORDER[0]
+            if self.x_texts and not panel.x.upright
+            else 0.0
+        )
+        if self.key:
+            right = 2 * _GAP + _KEY + self.key.sides[0]
+        return (
+            self.y_width + _GAP + (_LINE * panel.y.label_size + _GAP if panel.y.label else 0),
+            above,
+            max(0.0, right),
+            self.x_height + _GAP + (_LINE * panel.x.label_size + 1 if panel.x.label else 0),
+        )
+
+    def placed(self, left: float, top: float, width: float, height: float) -> Iterator[Shape]:
+        """All shapes of the panel with its axes and texts. The arguments are the frame
+        of the data.
+        """
+        panel, theme = self.panel, self.panel.theme
+        if panel.hidden:
+            return
+        bottom, right = top + height, left + width
+        start, end = (top, bottom) if panel.y.down else (bottom, top)
+
+        def place(points: Points) -> Points:
+            shares = (points - (self.x_low, self.y_low)) / (
+                self.x_high - self.x_low,
+                self.y_high - self.y_low,
+            )
+            return np.clip(shares, 0, 1) * (width, end - start) + (left, start)
+
+        xs = [float(place(np.array([[x, self.y_low]]))[0, 0]) for x in self.xs]
+        ys = [float(place(np.array([[self.x_low, y]]))[0, 1]) for y in self.ys]
+        if panel.y.grid:
+            yield from (_straight(left, y, right, y, theme.grid) for y in ys)
+        if panel.x.grid:
+            yield from (_straight(x, top, x, bottom, theme.grid) for x in xs)
+        for shape in panel.shapes:
+            if isinstance(shape, Area):
+                yield replace(shape, rings=tuple(map(place, shape.rings)))
+            else:
+                yield replace(shape, points=place(shape.points))
+        if self.key:
+            yield from self.key.as_key(right + 2 * _GAP, top, height)
+        yield _straight(left, bottom, right, bottom, theme.muted)
+        yield from self._ticks(xs, ys, left, bottom)
+        yield from self._labels(left, top, width, height)
+
+    def _ticks(
+        self, xs: Sequence[float], ys: Sequence[float], left: float, bottom: float
+    ) -> Iterator[Text]:
+        x, y, muted = self.panel.x, self.panel.y, self.panel.theme.muted
+        for place, text in zip(xs, self.x_texts, strict=bool(self.x_texts)):
+            if x.upright:
+                yield _text(
+                    place + 0.36 * x.size, bottom + _GAP, text, x.size, muted, "end", upright=True
+                )
+            else:
+                yield _text(place, bottom + _GAP + 0.85 * x.size, text, x.size, muted, "middle")
+        for place, text in zip(ys, self.y_texts, strict=bool(self.y_texts)):
+            yield _text(left - _GAP, place + 0.36 * y.size, text, y.size, muted, "end")
+
+    def _labels(self, left: float, top: float, width: float, height: float) -> Iterator[Text]:
+        panel, muted = self.panel, self.panel.theme.muted
+        if panel.x.label:
+            y = top + height + self.sides[3] - 0.3 * panel.x.label_size
+            yield _text(left + width / 2, y, panel.x.label, panel.x.label_size, muted, "middle")
+        if panel.y.label:
+            x = left - self.sides[0] + 0.95 * panel.y.label_size
+            yield _text(
+                x,
+                top + height / 2,
+                panel.y.label,
+                panel.y.label_size,
+                muted,
+                "middle",
+                upright=True,
+            )
+        if panel.note:
+            yield _text(left, top - 3, panel.note, _NOTE, muted)
+        lines = panel.heading.split("\n") if panel.heading else []
+        for index, line in enumerate(lines):
+            y = (
+                top
+                - self.sides[1]
+                + (index + 1) * _LINE * panel.heading_size
+                - 0.2 * panel.heading_size
+            )
+            yield _text(left, y, line, panel.heading_size, panel.theme.ink, bold=True)
+
+    def as_key(self, left: float, top: float, height: float) -> Iterator[Shape]:
+        """The shapes of a colour key: the same panel, with its texts on the right."""
+        mirrored = left + _KEY + _GAP
+        for shape in self.placed(left, top, _KEY, height):
+            if not isinstance(shape, Text):
+                yield shape
+            elif shape.upright:
+                x = mirrored + self.y_width + _GAP + 0.95 * shape.size
+                yield replace(shape, points=np.array([[x, shape.points[0, 1]]]))
+            else:
+                yield replace(
+                    shape, points=np.array([[mirrored, shape.points[0, 1]]]), anchor="start"
+                )
+
+
+def _wrapped(heading: str, size: float) -> str:
+    """A heading, wrapped for the width of a phone."""
+    lines = [""]
+    for word in heading.split():
+        if (
+            lines[-1]
+            and text_width(f"{lines[-1]} {word}", size, bold=True)
+            > _NARROW[0] - 2 * _BORDER[0] - 30
+        ):
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def _legend(
+    entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, float], colour: Colour
+) -> tuple[list[tuple[str, list[Shape]]], float]:
+    """The legend in the middle of the lower border of a canvas of `size`, and its
+    height.
+    """
+    if not entries:
+        return [], 0.0
+    widths = [_HANDLE + 7 + text_width(label, _LEGEND) for label, _ in entries]
+    columns = 3 if sum(len(label) for label, _ in entries) < 70 else 2
+    while columns > 1 and _table_width(widths, columns) > size[0] - 2 * _BORDER[0]:
+        columns -= 1
+    rows = -(-len(entries) // columns)
+    height, line = 1.4 * _LEGEND * rows + _BORDER[1], 1.4 * _LEGEND
+    left, placed = (size[0] - _table_width(widths, columns)) / 2, []
+    for first in range(0, len(entries), rows):  # column by column
+        for row, (label, samples) in enumerate(entries[first : first + rows]):
+            middle = size[1] - height + (row + 0.5) * line
+            text = _text(left + _HANDLE + 7, middle + 0.36 * _LEGEND, label, _LEGEND, colour)
+            placed.append((label, [*(_sample(sample, left, middle) for sample in samples), text]))
+        left += max(widths[first : first + rows]) + _SPACE
+    return placed, height + 3
+
+
+def _table_width(widths: Sequence[float], columns: int) -> float:
+    rows = -(-len(widths) // columns)
+    parts = [max(widths[first : first + rows]) for first in range(0, len(widths), rows)]
+    return sum(parts) + _SPACE * (len(parts) - 1)
+
+
+def _sample(shape: Shape, left: float, middle: float) -> Shape:
+    """The sample before a label: a short line, a patch or a disc as in the picture."""
+    right = left + _HANDLE
+    if isinstance(shape, Area):
+        patch = np.array(
+            [
+                [left, middle - 3.4],
+                [right, middle - 3.4],
+                [right, middle + 3.4],
+                [left, middle + 3.4],
+            ]
+        )
+        return replace(shape, rings=(patch,))
+    if isinstance(shape, Dots):
+        return replace(shape, points=np.array([[(left + right) / 2, middle]]))
+    return replace(shape, points=np.array([[left, middle], [right, middle]]))
+
+
+def _straight(x0: float, y0: float, x1: float, y1: float, colour: Colour) -> Line:
+    return Line(np.array([[x0, y0], [x1, y1]]), colour, 0.8)
+
+
+def _text(
+    x: float, y: float, text: str, size: float, colour: Colour, anchor: str = "start", **look: bool
+) -> Text:
+    return Text(np.array([[x, y]], float), text, size, colour, anchor, **look)
+
 
 _SHADES = 128
 

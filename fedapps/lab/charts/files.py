@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.lab.charts.canvas import Area, Dots, Line, Points, Text, printable
-from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.drawing import Figure
 
 FORMATS = ("pdf", "png", "svg")
 _DPI = 160  # for PNG

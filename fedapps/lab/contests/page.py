@@ -16,8 +16,7 @@ from fedapps.formats import (
 )
 from fedapps.lab.charts import html
 from fedapps.lab.charts.charts import chart
-from fedapps.lab.charts.drawing import legend, panels, title
-from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.drawing import Figure, legend, panels, title
 from fedapps.lab.charts.theme import Colour
 from fedapps.lab.contests.contest import CHOICE, DECIDED, Contest
 from fedapps.lab.contests.rows import Gain

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.confusion import MOST_CLASSES, class_measures, margins
 from fedapps.clients.base.scores import CONFUSION
 from fedapps.formats import few, metric_text, one_line, percent_text
-from fedapps.lab.charts.drawing import heat, heat_key, name_cells, panels, title
-from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.drawing import Figure, heat, heat_key, name_cells, panels, title
 from fedapps.lab.charts.theme import Theme
 from fedapps.lab.results.sections import Section
 from fedapps.records.reader import RunFolder, is_number

@@ -15,8 +15,8 @@ from rich.table import Table
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.lab.charts import html
+from fedapps.lab.charts.drawing import Figure
 from fedapps.lab.charts.html import Html
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.results.comparison_table import (
     Column,
     Row,

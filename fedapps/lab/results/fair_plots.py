@@ -13,6 +13,7 @@ from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.formats import is_percent, metric_name, metric_text, sentence, shortened
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
+    Figure,
     heat,
     heat_key,
     label_rounds,
@@ -22,7 +23,6 @@ from fedapps.lab.charts.drawing import (
     panels,
     title,
 )
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
 from fedapps.records.reader import RunFolder, as_float
 

@@ -19,6 +19,7 @@ from fedapps.algorithms.common.options import check_choice, kebab
 from fedapps.formats import is_percent, metric_name, sentence
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
+    Figure,
     label_rounds,
     label_values,
     legend,
@@ -27,7 +28,6 @@ from fedapps.lab.charts.drawing import (
     panels,
     title,
 )
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Colour, Theme
 from fedapps.lab.results.fair_plots import client_bars, weights_figure, worst_first
 from fedapps.lab.results.run_measures import Measure, curve_of, read_measure, value_of

@@ -16,9 +16,9 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.formats import metric_name, sentence
 from fedapps.lab.charts.charts import chart
+from fedapps.lab.charts.drawing import Figure
 from fedapps.lab.charts.files import file
 from fedapps.lab.charts.html import Html
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import THEME, Theme
 from fedapps.lab.results.class_tables import classes_section, confusion_figure
 from fedapps.lab.results.comparison_table import Row, rows_of

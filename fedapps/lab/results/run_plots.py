@@ -9,6 +9,7 @@ import numpy as np
 from fedapps.formats import LEADING_MEANS, is_percent, metric_name, sentence
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
+    Figure,
     label_rounds,
     label_values,
     legend,
@@ -18,7 +19,6 @@ from fedapps.lab.charts.drawing import (
     percents,
     title,
 )
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import MOST, Theme
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.grid_plots import X_LABELS, Runs, draw_lines, line_of, lines_of

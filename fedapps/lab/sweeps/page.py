@@ -9,8 +9,8 @@ from pathlib import Path
 from fedapps.formats import one_line, seconds_text
 from fedapps.lab.charts import html
 from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
+from fedapps.lab.charts.drawing import Figure
 from fedapps.lab.charts.html import Html
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
 from fedapps.lab.results.grid_plots import KINDS, PlotSpec, Runs, drawn
 from fedapps.lab.results.parts import PagePlot, charts, figures as drawn_parts, write_figures

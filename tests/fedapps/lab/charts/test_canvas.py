@@ -13,6 +13,7 @@ from fedapps.lab.charts import canvas
 from fedapps.lab.charts.axes import Axis, Panel, plain, round_numbers
 from fedapps.lab.charts.canvas import Area, Dots, Line, Text, text_width
 from fedapps.lab.charts.drawing import (
+    Figure,
     gradient,
     heat,
     heat_key,
@@ -25,7 +26,6 @@ from fedapps.lab.charts.drawing import (
     svg,
 )
 from fedapps.lab.charts.files import file
-from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import THEME, Colour
 
 SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
