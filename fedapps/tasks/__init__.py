@@ -23,10 +23,9 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     )
     from fedapps.tasks.next_character import Text as Text
     from fedapps.tasks.next_word import Words as Words
-    from fedapps.tasks.regression import Regression as Regression
+    from fedapps.tasks.regression import Regression as Regression, Survival as Survival
     from fedapps.tasks.sites import site_task as site_task
     from fedapps.tasks.speech import Speech as Speech
-    from fedapps.tasks.survival import Survival as Survival
     from fedapps.tasks.tabular import Tabular as Tabular
     from fedapps.tasks.text_pairs import TextPairs as TextPairs
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.regression import SiteRegression
+from fedapps.tasks.regression import SiteRegression, SiteSurvival
 from fedapps.tasks.site_data import SiteImages, SiteRows, SiteTable
-from fedapps.tasks.survival import SiteSurvival
 
 TABLES: dict[str, type[SiteRows]] = {
     "tabular": SiteTable,
