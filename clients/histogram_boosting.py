@@ -14,9 +14,8 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedapps.algorithms.boosting.bins import LARGEST
-from fedapps.algorithms.boosting.forest import GROW, Forest
+from fedapps.algorithms.boosting.forest import GROW, Floats, Forest, Ints
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
-from fedapps.algorithms.boosting.histogram_trees import Floats, Ints
 from fedapps.algorithms.boosting.min_cell import merged
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.sent import HistogramSent, Sent

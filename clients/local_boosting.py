@@ -4,8 +4,7 @@
 
 from typing import Any
 
-from fedapps.algorithms.boosting.forest import Forest
-from fedapps.algorithms.boosting.histogram_trees import Growth
+from fedapps.algorithms.boosting.forest import Forest, Growth
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.sent import LocalBoostingSent
 from fedapps.clients.base.options import Config

@@ -5,7 +5,7 @@ The first two rounds agree on bins: clients count their values in cells, finer o
 second time (``algorithms.boosting.bins``). From then on a round grows one level of a
 tree: clients send the sums of gradients and curvatures, and the numbers of rows, by
 leaf, feature and bin; the server adds them up and splits every leaf in the best way for
-all rows together (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
+all rows together (``algorithms.boosting.forest``). A tree of depth d takes d
 rounds. All sums are of whole numbers, so bins and trees are bit for bit those of the
 pooled rows, however the rows are divided among the clients.
 
@@ -36,8 +36,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.boosting.forest import Forest
-from fedapps.algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
+from fedapps.algorithms.boosting.forest import NUMBER, Forest, Growth, Ints
 from fedapps.algorithms.boosting.step_sizes import LOSS_NAMES
 from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.algorithms.contract.sent import HistogramSent

@@ -11,7 +11,7 @@ options (``LocalBoostingSent``).
 from dataclasses import dataclass
 from typing import Unpack
 
-from fedapps.algorithms.boosting.histogram_trees import NUMBER
+from fedapps.algorithms.boosting.forest import NUMBER
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.sent import LocalBoostingSent
 from fedapps.strategies.fedavg import FlowerArguments

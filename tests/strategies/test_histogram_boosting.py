@@ -8,8 +8,7 @@ from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from fedapps.algorithms.boosting.forest import Forest
-from fedapps.algorithms.boosting.histogram_trees import Growth
+from fedapps.algorithms.boosting.forest import Forest, Growth
 from fedapps.clients import (
     DiskStore,
     HistogramBoostingClient,

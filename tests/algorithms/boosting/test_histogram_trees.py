@@ -16,11 +16,12 @@ from fedapps.algorithms.boosting.bins import (
     refine,
     widths,
 )
-from fedapps.algorithms.boosting.forest import GROW, Forest
-from fedapps.algorithms.boosting.histogram_trees import (
+from fedapps.algorithms.boosting.forest import (
     BOUNDS,
+    GROW,
     NUMBER,
     UNIT,
+    Forest,
     Growth,
     best_splits,
     derivatives,

@@ -8,8 +8,7 @@ import pytest
 from flwr.app import RecordDict
 
 from fedapps.algorithms.boosting.bins import widths
-from fedapps.algorithms.boosting.forest import GROW, Forest
-from fedapps.algorithms.boosting.histogram_trees import Growth
+from fedapps.algorithms.boosting.forest import GROW, Forest, Growth
 from fedapps.algorithms.boosting.min_cell import merged
 from fedapps.clients import HistogramBoostingClient, MessageStore
 from fedapps.clients.base.data import ArrayData, ArraySplit
