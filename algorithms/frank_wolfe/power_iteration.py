@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.frank_wolfe.domain import Atom, Domain, Float64, RankOne, SymmetricRankOne
-from fedapps.algorithms.frank_wolfe.lanczos import generic_vector
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Spectrahedron,
     Spectral,
     as_operator,
     first_axis,
+    generic_vector,
 )
 
 RIGHT, LEFT = "right", "left"

@@ -7,14 +7,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import aslinearoperator
 
 from fedapps.algorithms.frank_wolfe.domain import Entry, Product
-from fedapps.algorithms.frank_wolfe.lanczos import smallest_eigenvector
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
+    L1Ball,
+    L2Ball,
     NuclearBall,
     Spectrahedron,
+    smallest_eigenvector,
 )
-from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.domains import ALL, POLYTOPES, ROUND
 from tests.helpers import refused
 
