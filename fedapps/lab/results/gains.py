@@ -7,7 +7,7 @@ have it) and b_k its accuracy in the reference run. Reported are the mean of a_k
 the shares of clients with a_k > b_k and with a_k < b_k, and the least a_k - b_k, the
 gain of the client that loses most. For an RMSE, where lower is better, the gain is
 b_k - a_k. With three or more seeds the mean has intervals for these sites and for sites
-like these (``fedapps.lab.results.seeds``).
+like these (``fedapps.lab.results.run_measures``).
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,15 @@ from fedapps.errors import UserError
 from fedapps.formats import is_percent, metric_name, metric_text, one_line
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.run_measures import same_clients
+from fedapps.lab.results.run_measures import (
+    WHO,
+    Difference,
+    Measured,
+    paired,
+    same_clients,
+    with_intervals,
+)
 from fedapps.lab.results.sections import Section
-from fedapps.lab.results.seeds import WHO, Difference, Measured, paired, with_intervals
 from fedapps.records.reader import RunFolder, is_number
 
 #: Data settings that change neither the test samples of a client nor their scoring.
