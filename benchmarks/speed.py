@@ -45,8 +45,7 @@ from fedapps.engines import flower
 from fedapps.models.image_nets import build_model
 from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_factory import prepare
-from fedapps.runs.execution import assembled, execute
-from fedapps.runs.inline_grid import inline_grid
+from fedapps.runs.execution import assembled, execute, inline_grid
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings
 

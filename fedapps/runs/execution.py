@@ -1,17 +1,31 @@
 """Execution of one run on a Grid of any engine: builds task and strategy, runs the
 rounds, writes the results folder.
+
+The grid of a run with the inline engine: in this process, or with worker processes
+for its clients.
+
+The clock of a run: simulated in a simulation, real on SuperNodes.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.clientapp import ClientApp
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.engines.processes import Cores
+from fedapps.algorithms.common.fleet import Fleet, Measured
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import GatewayGrid
+from fedapps.engines.processes import Cores, cores
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT, AuditedGrid, AuditLog
 from fedapps.records.best import Best
@@ -37,14 +51,15 @@ from fedapps.runs.assembly import (
     validation_setting,
 )
 from fedapps.runs.devices import for_server, repeatable
-from fedapps.runs.inline_grid import inline_grid
-from fedapps.runs.timing import timing_of
-from fedapps.runs.work import with_compilation
+from fedapps.runs.work import with_compilation, work_of
 from fedapps.settings.reading import default_config
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
 from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.clocks import RealClock, VirtualClock, epochs_of
+from fedapps.strategies.base.flower_private import is_simulation
 from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.named_grid import ClientId, called
 from fedapps.strategies.base.rounds import (
     Callback,
     Ending,
@@ -54,8 +69,9 @@ from fedapps.strategies.base.rounds import (
     TooFewReplies,
     run_rounds,
 )
+from fedapps.strategies.base.timing import Timing
 from fedapps.strategies.secure import secured
-from fedapps.tasks.capabilities import HasGroups, SplitsSamples
+from fedapps.tasks.capabilities import HasGroups, HasNet, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.adapters import Tracked
 from fedapps.tracking.callback import Trackers
@@ -321,3 +337,136 @@ def open_folder(
 def with_folder(settings: Settings, default: Path) -> Settings:
     """Return the settings with an absolute results folder."""
     return settings.but(out=str(Path(settings.out or default).expanduser().absolute()))
+
+
+#: By default there are worker processes if a client takes more seconds, since its
+#: messages to a worker take up to half a millisecond, ...
+WORTH_A_CLIENT = 2e-3
+#: ... and all clients together take more seconds: by how workers start.
+WORTH_A_RUN = {"fork": 2.0, "spawn": 40.0}
+
+
+def load_app() -> ClientApp:
+    """Return the app that runs for every client."""
+    from fedapps.runs.client_app import app
+
+    return app
+
+
+@contextmanager
+def inline_grid(
+    settings: Settings, parts: Parts, workers: int | None = 1, shared: Cores | None = None
+) -> Iterator[InlineGrid]:
+    """Yield the grid of a run. ``workers``: the number of worker processes; 1: clients
+    run in this process; ``None``: as many as there are cores, if that pays. ``shared``:
+    the cores, if several runs share them; workers then run while some are free.
+    """
+    from fedapps.runs.client_factory import share
+
+    config = settings.flat()
+    share(config, settings, parts.task)
+    number = number_of_workers(settings, parts.task, workers, shared)
+    if number == 1:
+        yield InlineGrid(load_app(), settings.num_clients, config, numbered=True)
+        return
+    from fedapps.engines.workers import WorkerGrid
+
+    with WorkerGrid(
+        load_app, settings.num_clients, config, numbered=True, workers=number, cores=shared
+    ) as grid:
+        if not shared:  # before this process has other threads
+            read_samples(parts.task, settings.num_clients)
+            grid.start(number)
+        yield grid
+
+
+def read_samples(task: Any, num_clients: int) -> None:
+    """Let this process read the samples and import PyTorch, so that processes which it
+    forks share them.
+    """
+    if isinstance(task, HasNet):
+        task.work_model()
+        task.client_data(0, num_clients)
+
+
+def number_of_workers(
+    settings: Settings, task: Any, workers: int | None, shared: Cores | None = None
+) -> int:
+    """Return the number of processes that run clients: one on a GPU."""
+    device = getattr(task, "device", None)
+    if device is not None and device.type != "cpu":
+        return 1
+    largest = settings.num_clients  # of a phase: an evaluation may ask all clients
+    if workers is not None:
+        return min(workers, largest) or 1
+    available = min(shared.total if shared else cores(), largest)
+    return available if available > 1 and pays(settings, task) else 1
+
+
+def pays(settings: Settings, task: Any) -> bool:
+    """Return whether worker processes would save time in this run."""
+    from fedapps.engines.workers import usual_method
+
+    work = work_of(settings, task)
+    if work is None or work.of_client < WORTH_A_CLIENT or work.of_run < min(WORTH_A_RUN.values()):
+        return False
+    return work.of_run >= WORTH_A_RUN[usual_method()]  # which tries a fork
+
+
+def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -> Timing | None:
+    """Return when the run's training phases end; ``None``: with the last reply, and
+    time is not simulated. Raises ``UserError``.
+    """
+    simulated = isinstance(grid, InlineGrid) or is_simulation(grid)
+    if not simulated and settings.time.speed not in ("auto", "off"):
+        log(
+            WARNING,
+            "time.speed = %r has no effect: time on SuperNodes is real",
+            settings.time.speed,
+        )
+    if not (settings.asynchronous or settings.rounds.on or (simulated and settings.timed)):
+        return None
+    if isinstance(grid, GatewayGrid):
+        raise UserError(
+            f"sites.client = {settings.sites.client!r}: a site answers for all its clients at "
+            "once, so none of them is late: leave out fedbuff, rounds.deadline and "
+            "rounds.over-select"
+        )
+    if not simulated:
+        return Timing(RealClock(), settings.rounds)
+    work = work_of(task, settings.num_clients)
+    return Timing(VirtualClock(fleet_of(settings, names), work), settings.rounds)
+
+
+def fleet_of(settings: Settings, names: Sequence[str] = ()) -> Fleet:
+    """Return the simulated clients' speeds. Raises ``UserError``."""
+    options, measured = settings.time, None
+    if options.speed == "auto":
+        options = replace(options, speed="log-normal")
+    if options.file:
+        try:
+            measured = Measured(rows_of(Path(options.file).expanduser()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"time.file = {options.file!r}: {error}: a csv with the columns client and "
+                "seconds is needed, or the time.csv of a run"
+            ) from None
+    return Fleet(options, settings.seed, measured, lambda client: called(client, names))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a csv file by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def work_of(task: Any, num_clients: int) -> Callable[[Message, ClientId], float]:
+    """Return the work of a training: the client's training samples times epochs."""
+
+    @cache
+    def samples(client: ClientId) -> int:
+        if isinstance(task, SplitsSamples):
+            return len(task.split(int(client), num_clients)[0])
+        return len(task.client_data(client, num_clients).train) if isinstance(task, HasNet) else 1
+
+    return lambda question, client: samples(client) * epochs_of(question)

@@ -26,8 +26,7 @@ from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLos
 from fedapps.records.rounds import all_written, data_paths, set_status, status_of
 from fedapps.runs.assembly import Parts
 from fedapps.runs.devices import Asked
-from fedapps.runs.execution import execute, with_folder
-from fedapps.runs.inline_grid import inline_grid
+from fedapps.runs.execution import execute, inline_grid, with_folder
 from fedapps.runs.prepare import assemble, ended_before_it_began, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings

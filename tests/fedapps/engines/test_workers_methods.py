@@ -10,8 +10,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.workers import WorkerGrid, forks_train
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_factory import share
-from fedapps.runs.execution import execute
-from fedapps.runs.inline_grid import load_app, number_of_workers
+from fedapps.runs.execution import execute, load_app, number_of_workers
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies.base.messages import trains
 from tests.helpers import outcome_of
@@ -90,7 +89,7 @@ def test_a_resumed_run_may_have_other_workers(first, then, tmp_path):
 
 def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     """Decided by steps. On one core, and for a task without a net, there is none."""
-    monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 6)
+    monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 6)
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 1)
     monkeypatch.setattr("fedapps.engines.workers.forks_train", lambda: True)
 
@@ -104,7 +103,7 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     assert (number(3, method="fedfw"), number(30)) == (3, 20)
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 9)
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
-    monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 1)
+    monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 1)
     assert number(**{"num-rounds": 50_000}) == 1
 
 
