@@ -62,7 +62,7 @@ from fedapps.algorithms.secure.messages import SEALED, Session, list_digest, par
 from fedapps.algorithms.secure.state import State
 from fedapps.algorithms.secure.wire import packed
 from fedapps.commands.parser import main as command
-from fedapps.runs import inline_grid
+from fedapps.runs import execution
 from fedapps.strategies.base.secure_sessions import GONE
 
 
@@ -161,7 +161,7 @@ def rows(given: Any) -> Iterator[list[str]]:
 
 def ran(out: Path, secure: bool, words: list[str], app: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return rounds and model of a run whose clients have ``app``."""
-    inline_grid.load_app = lambda: app  # type: ignore[attr-defined]
+    execution.load_app = lambda: app  # type: ignore[attr-defined]
     job = (
         "run method=scaffold num-rounds=5 num-clients=7 clients-per-round=0 seed=3 "
         "evaluate-every=1 checkpoint-every=0 --engine inline --workers 1 --out"

@@ -64,7 +64,7 @@ from benchmarks.faults import KINDS, NO_LIMIT, fault, file_limit, walk
 from fedapps.algorithms.common.averaging import weighted_average
 from fedapps.algorithms.contract.wire import read
 from fedapps.commands import parser as cli
-from fedapps.deployment import site_run
+from fedapps.deployment import local
 from fedapps.deployment.certificates import CA, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines import app_folder
@@ -73,7 +73,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.superlink import end_programs
 from fedapps.errors import RunFailed, UserError
 from fedapps.records.rounds import read_rounds
-from fedapps.runs import inline_grid
+from fedapps.runs import execution
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.settings.reading import read_settings
@@ -472,9 +472,9 @@ def command(engine: str, arguments: list[str]) -> None:
     says.
     """
     if engine == "inline":
-        inline_grid.InlineGrid = faults.FaultyGrid  # type: ignore[misc]
+        execution.InlineGrid = faults.FaultyGrid  # type: ignore[misc]
         arguments = [*arguments, "--workers", "1"]  # clients run in the faulty grid
-    site_run.copy_app = faulty_copy  # type: ignore[attr-defined]
+    local.copy_app = faulty_copy  # type: ignore[attr-defined]
     with open(os.devnull, "w") as sys.stdout, contextlib.redirect_stderr(sys.stdout):
         sys.exit(cli.main(arguments))
 

@@ -164,8 +164,6 @@ class L2Ball(Ball):
         return 2 * self.radius
 
 
-Float64 = NDArray[np.float64]
-
 CHECK_EVERY = 3  # steps between two convergence checks, each of which solves the small eigenproblem
 
 

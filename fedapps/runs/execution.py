@@ -434,7 +434,7 @@ def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -
         )
     if not simulated:
         return Timing(RealClock(), settings.rounds)
-    work = work_of(task, settings.num_clients)
+    work = work_of_trainings(task, settings.num_clients)
     return Timing(VirtualClock(fleet_of(settings, names), work), settings.rounds)
 
 
@@ -460,7 +460,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def work_of(task: Any, num_clients: int) -> Callable[[Message, ClientId], float]:
+def work_of_trainings(task: Any, num_clients: int) -> Callable[[Message, ClientId], float]:
     """Return the work of a training: the client's training samples times epochs."""
 
     @cache

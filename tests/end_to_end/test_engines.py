@@ -29,7 +29,7 @@ from fedapps.engines import flower
 from fedapps.engines.app_folder import PARTS
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import end_marked, free_port, program
-from fedapps.runs import inline_grid
+from fedapps.runs import execution
 from fedapps.toml_text import read_toml
 from tests.end_to_end.sites import succeed
 from tests.helpers import (
@@ -235,7 +235,7 @@ def simulated(tmp_path_factory):
             source = [f"data.source={folder / 'set'}"] if name == "own data" else []
             with pytest.MonkeyPatch.context() as lossy:
                 if "secure.on=true" in job:
-                    lossy.setattr(inline_grid, "load_app", with_losses)
+                    lossy.setattr(execution, "load_app", with_losses)
                 run_inline(folder / "inline" / name, *job, *source)
             used = read_toml(folder / "inline" / name / "settings.toml")
             settings[name] = {key: used[key] for key in used if not key.startswith("versions")}

@@ -7,10 +7,10 @@ from safetensors.numpy import load_file
 
 from benchmarks.faults import LOSSES, PHASES, add_losses, away, lines, with_losses
 from fedapps.commands.parser import main
-from fedapps.deployment import site_run
+from fedapps.deployment import local
 from fedapps.deployment.local import Deployment
 from fedapps.engines import app_folder
-from fedapps.runs import inline_grid
+from fedapps.runs import execution
 from tests.end_to_end.sites import on
 from tests.helpers import assert_arrays, outcome_of, rounds_of, run_inline
 
@@ -35,7 +35,7 @@ def check(folder, plain, count, monkeypatch):
     )
     assert all(row["secure-survivors"] == len(m) for row, m in zip(rows, members, strict=True))
     app = with_losses(away(members))
-    monkeypatch.setattr(inline_grid, "load_app", lambda: app)
+    monkeypatch.setattr(execution, "load_app", lambda: app)
     run_inline(plain, *JOB, f"num-clients={count}")
     assert [set(row["clients"]) for row in rounds_of(plain)] == members
     one, other = (load_file(place / "model.safetensors") for place in (plain, folder))
@@ -46,7 +46,7 @@ def check(folder, plain, count, monkeypatch):
 
 def test_in_process_and_workers_give_the_same_bits(tmp_path, monkeypatch):
     """Ray, too: test_engines."""
-    monkeypatch.setattr(inline_grid, "load_app", with_losses)
+    monkeypatch.setattr(execution, "load_app", with_losses)
     for workers in ("1", "2"):
         job = [*JOB, "num-clients=7", "secure.on=true", "--workers", workers]
         run_inline(tmp_path / workers, *job)
@@ -61,9 +61,7 @@ def test_supernodes(tmp_path, monkeypatch):
         name: {"partition-id": place, "num-partitions": 5}
         for place, name in enumerate(("bern", "kyiv", "lima", "oslo", "rome"))
     }
-    monkeypatch.setattr(
-        site_run, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given))
-    )
+    monkeypatch.setattr(local, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given)))
     with Deployment.create(tmp_path / "five", sites, warm=True) as deployment:
         deployment.start()
         words = ["run", *JOB, "num-clients=5", "secure.on=true", *on(deployment, tmp_path / "out")]

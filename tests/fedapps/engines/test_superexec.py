@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedapps.engines import programs
+from fedapps.engines import superlink
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
 from fedapps.engines.superlink import SUPEREXEC, environment_of, make_superexec
 from tests.helpers import eventually
@@ -31,7 +31,7 @@ def parent(tmp_path, monkeypatch):
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nsleep 0.1\nexit 3\n')
     program.chmod(0o700)
-    monkeypatch.setattr(programs, "program", lambda name: tmp_path / "bin" / name)
+    monkeypatch.setattr(superlink, "program", lambda name: tmp_path / "bin" / name)
     started = []
 
     def start(shortest_life):

@@ -15,7 +15,7 @@ import torch
 from fedapps.engines import workers
 from fedapps.engines.processes import Cores
 from fedapps.lab.sweeps import pool
-from fedapps.runs import inline_grid
+from fedapps.runs import execution
 from tests.helpers import command, eventually, lacking, outcome_of, rounds_of
 
 JOB = {
@@ -73,7 +73,7 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
 
     monkeypatch.setattr(workers.WorkerGrid, "_run_in", counted)
     monkeypatch.setattr(workers, "usual_method", lambda: "fork")
-    monkeypatch.setattr(inline_grid, "pays", lambda *_: True)
+    monkeypatch.setattr(execution, "pays", lambda *_: True)
     shared = Cores(4, multiprocessing.Value("i", 3))
     monkeypatch.setattr(pool, "SHARED", [shared])
     pool.run_one(pool.PlannedRun(JOB, tmp_path / "together"))
@@ -84,4 +84,4 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
 
 def test_workers_are_not_for_a_gpu():
     task = SimpleNamespace(device=torch.device("cuda"))
-    assert inline_grid.number_of_workers(None, task, None) == 1
+    assert execution.number_of_workers(None, task, None) == 1
