@@ -8,7 +8,7 @@ from fedapps.clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid, FedAvg, SecureOptions, run_rounds
 from fedapps.strategies.base.messages import to_record
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.named_grid import WrappedGrid
 from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 

@@ -17,7 +17,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedapps.strategies.base.flower_private import ErrorCode, LeftOut, stored_messages
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.named_grid import WrappedGrid
 
 # Seconds between two polls: a share of the time waited so far, within these limits. A
 # long phase then needs few polls.

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 from fedapps.clients.base.together import together
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process, number_message
-from fedapps.strategies.base.named_grid import Numbered
-from fedapps.strategies.base.wrapped_grid import PulledGrid
+from fedapps.strategies.base.named_grid import Numbered, PulledGrid
 
 
 class Contexts(Mapping[int, Context]):

@@ -33,8 +33,7 @@ from fedapps.engines.inline import failed
 from fedapps.engines.node_app import CLIENTS, FIRST_NODE, MANY, Part, pack, unpack
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes, trains
-from fedapps.strategies.base.named_grid import IDENTITY, Numbered, Travel
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.named_grid import IDENTITY, Numbered, Travel, WrappedGrid
 
 #: Largest size in bytes of a message, or of the expected reply: large enough to make
 #: the cost per message negligible, small compared to a worker's memory.

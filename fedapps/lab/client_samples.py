@@ -5,9 +5,11 @@ What clients have in common: their classes, and samples that are there more than
 once.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +17,11 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.errors import UserError
 from fedapps.formats import few, shortened
+from fedapps.lab.charts.drawing import Figure, heat, heat_key, name_cells, panels, title
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
 from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
 from fedapps.tasks.client_names import client_names
-
-if TYPE_CHECKING:
-    from fedapps.lab.charts.drawing import Figure
-from collections.abc import Iterable
-from hashlib import blake2b
 
 #: At most this many classes get a column, and this many clients a row.
 MAX_CLASSES, MAX_CLIENTS = 12, 60
@@ -200,12 +198,10 @@ def _count(which: NDArray[np.bool_], samples: ClientSamples) -> str:
     return f"{len(chosen)} of {len(samples.names)} clients ({few(chosen, 6)})"
 
 
-def figure(samples: ClientSamples, source: str) -> "Figure":
+def figure(samples: ClientSamples, source: str) -> Figure:
     """Return a figure: the share of each class in each client's training samples, and
     their number.
     """
-    from fedapps.lab.charts.drawing import heat, heat_key, name_cells, panels, title
-
     counts = samples.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     drawn, (axes,) = panels(

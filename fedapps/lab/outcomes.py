@@ -7,9 +7,11 @@ terminal.
 Plots as objects, which a notebook shows and others save.
 """
 
+import base64
+import html as markup
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from fedapps.algorithms.common.options import nearest
+from fedapps.data.scaling import Scale
 from fedapps.errors import UserError, in_python
 from fedapps.lab.charts import html
+from fedapps.lab.charts.drawing import Figure, svg
+from fedapps.lab.charts.files import FORMATS, file
 from fedapps.lab.charts.html import Html
 from fedapps.lab.client_samples import MAX_CLIENTS, ClientSamples, figure
 from fedapps.lab.results.compare import Compared, compared
@@ -43,16 +49,6 @@ from fedapps.toml_text import flatten_toml, read_toml
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from fedapps.data.scaling import Scale
-    from fedapps.lab.charts.drawing import Figure
-import base64
-import html as markup
-from collections.abc import Iterator
-
-from fedapps.algorithms.common.options import nearest
-from fedapps.lab.charts.drawing import Figure, svg
-from fedapps.lab.charts.files import FORMATS, file
 
 
 class Plot:
@@ -144,7 +140,7 @@ class Verdict:
         method: str,
         text: str,
         sections: Sequence[Section],
-        figure: "Figure",
+        figure: Figure,
     ) -> None:
         self.folder, self.kind, self.method, self.text = folder, kind, method, text
         self._sections, self.plots = sections, Plots({"gains": figure})
@@ -259,7 +255,7 @@ class Run:
         return _loaded(build_task(settings_in(self.folder, trust=self.trust)), tensors)
 
     @in_python
-    def scale(self, client: int | str | None = None) -> "Scale | None":
+    def scale(self, client: int | str | None = None) -> Scale | None:
         """Return the scale of a model's inputs, applied by ``scale.of(x)``; ``None`` if
         samples are not scaled.
 

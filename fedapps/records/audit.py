@@ -15,18 +15,18 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
 from fedapps.strategies.base.messages import content_bytes, content_sizes
-from fedapps.strategies.base.named_grid import IDENTITY, KnowingClients, Numbered, Packing
-from fedapps.strategies.base.rounds import Ending, Observer
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
-
-if TYPE_CHECKING:
-    from fedapps.strategies.base.rounds import Round
+from fedapps.strategies.base.named_grid import (
+    IDENTITY,
+    Packing,
+    WrappedGrid,
+)
+from fedapps.strategies.base.rounds import Ending, Observer, Round
 
 FILE = "audit.jsonl"
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -113,10 +113,6 @@ class AuditedGrid(WrappedGrid, Observer):
         """Record how the run ended."""
         self.note("ended", status=ending.status)
 
-    def known_clients(self) -> Numbered | None:
-        """Return the clients that the wrapped grid knows."""
-        return self.grid.known_clients() if isinstance(self.grid, KnowingClients) else None
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the connected nodes."""
         nodes = list(self.grid.get_node_ids())
@@ -190,7 +186,7 @@ class AuditedGrid(WrappedGrid, Observer):
             if isinstance(said, int | str):
                 self.clients[node] = said
 
-    def __call__(self, now: "Round") -> None:
+    def __call__(self, now: Round) -> None:
         """Record the clients of a round that were left out."""
         for failure in now.failures:
             self.note("left out", client=failure.called, round=now.number, reason=failure.reason)

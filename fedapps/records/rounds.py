@@ -116,13 +116,11 @@ class RoundReader:
         """Return the new complete records. A file that was replaced or truncated (a
         resumed run) is read from the start again.
         """
-        self.restarted = False
         try:
             with path.open("rb") as file:
                 status = path.stat()
                 if status.st_ino != self._inode or status.st_size < self.offset:
                     self.offset, self._inode = 0, status.st_ino
-                self.restarted = not self.offset
                 file.seek(self.offset)
                 data = file.read()
         except OSError:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.algorithms.common.options import names_in
 from fedapps.algorithms.common.target_errors import CHANNELS, error_sums, pooled
 from fedapps.clients.base.data import ArrayData, ClientData
 from fedapps.data import generated_tables
@@ -42,17 +43,10 @@ from fedapps.errors import UserError
 from fedapps.strategies.base.reply_validation import LONGEST_METRIC
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SUMS, RegressionOptions, numbers_in
-from fedapps.tasks.site_data import SiteRows
+from fedapps.tasks.site_data import SiteRows, numbers
 from fedapps.tasks.tabular import Rows, check_without_classes
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
-    from fedapps.clients.base.evaluation import Objective
-from typing import TYPE_CHECKING
-
-from fedapps.algorithms.common.options import names_in
-from fedapps.tasks.site_data import numbers
-
-if TYPE_CHECKING:
     from fedapps.clients.base.evaluation import Objective
 
 

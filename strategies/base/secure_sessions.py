@@ -20,8 +20,7 @@ from fedapps.algorithms.secure.messages import Hello, Offer, Session
 from fedapps.algorithms.secure.server import hello_fault, met, offer_fault
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from fedapps.strategies.base.messages import content_bytes, most_common, trains
-from fedapps.strategies.base.named_grid import KnowingClients, Numbered, Travel
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.named_grid import Travel, WrappedGrid
 
 
 class SecureCalls(WrappedGrid):
@@ -34,10 +33,6 @@ class SecureCalls(WrappedGrid):
         #: Nodes that may have lost their state, and what is wrong with nodes by now.
         self.failed: set[int] = set()
         self.faults: dict[int, str] = {}
-
-    def known_clients(self) -> Numbered | None:
-        """Return the clients that the wrapped grid knows."""
-        return self.grid.known_clients() if isinstance(self.grid, KnowingClients) else None
 
     def ask(
         self, questions: Mapping[int, Mapping[str, Any]], timeout: float | None

@@ -15,9 +15,9 @@ from fedapps.engines.node_grid import GatewayGrid, NodeGrid
 from fedapps.engines.workers import WorkerGrid
 from fedapps.records.audit import AuditedGrid
 from fedapps.strategies import ClientGrid
+from fedapps.strategies.base.named_grid import WrappedGrid
 from fedapps.strategies.base.newcomers import NewcomerGrid
 from fedapps.strategies.base.secure_sessions import SecureCalls
-from fedapps.strategies.base.wrapped_grid import WrappedGrid
 from tests.helpers import EchoClient, refused
 
 KINDS = [
