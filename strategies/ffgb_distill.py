@@ -32,7 +32,7 @@ from fedapps.strategies.fedavg import FedAvgArguments
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedapps.algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.regression import Distiller
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedapps.strategies import (
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:
-    from fedapps.algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.regression import Distiller
 
 
 def distiller_of(task: Any, context: RunContext) -> "Distiller":
@@ -23,7 +23,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
     """
     import torch
 
-    from fedapps.algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.regression import Distiller
     from fedapps.algorithms.common.precision import set_bfloat16
     from fedapps.data.images import load_public
 

@@ -2,7 +2,7 @@
 public points, instead of averaging parameters.
 
 The teacher is a combination of the outputs of the clients' networks, evaluated once per
-round at the public points. See ``algorithms/boosting/distillation.py``. A bound on a
+round at the public points. See ``algorithms/boosting/regression.py``. A bound on a
 network's parameters is none on its outputs, so these have the same bound as updates, by
 their own lengths: three times the longest of nine tenths (hardened: the median). A liar
 of n clients then moves the teacher by 3 / n times that length at most.
@@ -30,7 +30,7 @@ from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 if TYPE_CHECKING:  # reading the options must not import PyTorch
     from torch import Tensor
 
-    from fedapps.algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.regression import Distiller
 
 Arrays = list[NDArray[Any]]
 

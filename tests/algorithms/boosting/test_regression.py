@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.algorithms.boosting.distillation import Distiller, DistillOptions
 from fedapps.algorithms.boosting.regression import (
     Adam,
+    Distiller,
+    DistillOptions,
     Diverged,
     FitOptions,
     divergence,

@@ -7,8 +7,7 @@ import pytest
 import torch
 from flwr.client import NumPyClient
 
-from fedapps.algorithms.boosting.distillation import Distiller
-from fedapps.algorithms.boosting.regression import FitOptions
+from fedapps.algorithms.boosting.regression import Distiller, FitOptions
 from fedapps.clients import ClientData, FFGBDistillClient, Split
 from fedapps.strategies import (
     FedAvg,
@@ -201,7 +200,7 @@ def test_the_options_of_the_fit_reach_it(monkeypatch):
         seen.append(options)
         return 0.0
 
-    for user in ("clients.ffgb_distill", "algorithms.boosting.distillation"):
+    for user in ("clients.ffgb_distill", "algorithms.boosting.regression"):
         monkeypatch.setattr(f"fedapps.{user}.fit_network", fit)
     options = FFGBDistillOptions(
         2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
