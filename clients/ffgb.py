@@ -17,8 +17,7 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
-from fedapps.algorithms.boosting.additive import unpack_blocks
-from fedapps.algorithms.boosting.additive_values import advance, zeros
+from fedapps.algorithms.boosting.additive import advance, unpack_blocks, zeros
 from fedapps.algorithms.boosting.functional import (
     LOSSES,
     Plan,

@@ -7,8 +7,7 @@ import math
 import torch
 from flwr.app import RecordDict
 
-from fedapps.algorithms.boosting.additive import Additive
-from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.additive import Additive, values_at
 from fedapps.algorithms.boosting.functional import coded
 from fedapps.clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
 from fedapps.clients.base.evaluation import BINARY, CLASSIFICATION

@@ -13,8 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedapps.algorithms.boosting.additive import Additive
-from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.additive import Additive, values_at
 from fedapps.algorithms.boosting.functional import Values
 from fedapps.algorithms.boosting.oracle import Oracle
 from fedapps.algorithms.boosting.trees import TreeOracle

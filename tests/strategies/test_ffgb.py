@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.algorithms.boosting.additive import Additive
-from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.additive import Additive, values_at
 from fedapps.algorithms.boosting.functional import LOSSES
 from fedapps.algorithms.boosting.regression import FitOptions
 from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle

@@ -15,8 +15,8 @@ from fedapps.algorithms.boosting.additive import (
     pack_blocks,
     stacked,
     unpack_blocks,
+    values_at,
 )
-from fedapps.algorithms.boosting.additive_values import values_at
 
 
 def linear(learners, x):
