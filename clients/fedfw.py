@@ -17,8 +17,13 @@ import numpy as np
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.sent import FedFWExtras, FedFWSent
 from fedapps.algorithms.frank_wolfe.domain import Array, Atom, Parts, RankOne
-from fedapps.algorithms.frank_wolfe.scratch import scratch
-from fedapps.algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
+from fedapps.algorithms.frank_wolfe.steps import (
+    Step,
+    average_gradient,
+    client_step,
+    dual_step,
+    scratch,
+)
 from fedapps.clients.base.options import Config
 from fedapps.clients.families.problems import ConstrainedClient
 

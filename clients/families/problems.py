@@ -19,7 +19,7 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.sent import PhaseSent, Reads, RoundFacts
 from fedapps.algorithms.frank_wolfe.domain import Array, Domain
 from fedapps.algorithms.frank_wolfe.objectives import Objective, SparseGradient
-from fedapps.algorithms.frank_wolfe.scratch import distance
+from fedapps.algorithms.frank_wolfe.steps import distance
 from fedapps.clients.base.options import Config
 from fedapps.clients.base.store import MessageStore, Store
 

@@ -14,12 +14,12 @@ from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     MatrixCompletion,
 )
-from fedapps.algorithms.frank_wolfe.scratch import distance
 from fedapps.algorithms.frank_wolfe.steps import (
     Schedule,
     Step,
     average_gradient,
     client_step,
+    distance,
     dual_step,
     duality_gap,
     server_step,
