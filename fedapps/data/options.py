@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from fedapps.algorithms.common.label_noise import KINDS
 from fedapps.algorithms.common.options import Options, check_choice, names_in, option
+from fedapps.algorithms.common.partitioners import KINDS
 from fedapps.toml_text import parse_toml
 
 #: Known tables; defined in ``fedapps.data.tables``.

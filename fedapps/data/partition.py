@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedapps.algorithms.common.label_noise import flipped
 from fedapps.algorithms.common.options import names_in
 from fedapps.algorithms.common.partitioners import (
     dirichlet_clients,
+    flipped,
     iid,
     pathological,
     sorted_share,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedapps.algorithms.common.label_noise import KINDS, flipped
+from fedapps.algorithms.common.partitioners import KINDS, flipped
 from tests.helpers import refused
 
 
