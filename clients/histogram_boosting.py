@@ -14,9 +14,8 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedapps.algorithms.boosting.bins import LARGEST
-from fedapps.algorithms.boosting.forest import GROW, Floats, Forest, Ints
+from fedapps.algorithms.boosting.forest import GROW, Floats, Forest, Ints, merged
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
-from fedapps.algorithms.boosting.min_cell import merged
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.sent import HistogramSent, Sent
 from fedapps.clients.base.data import ArrayData, ArraySplit
@@ -46,7 +45,7 @@ class HistogramBoostingClient(ScoresValidation):
     ``ValueError`` for other labels.
 
     ``min_cell``: no count or sum that leaves the client is over fewer rows
-    (``algorithms.boosting.min_cell``). A client with fewer does not train.
+    (``algorithms.boosting.forest``). A client with fewer does not train.
     """
 
     reads: tuple[type[Sent], ...] = (HistogramSent,)

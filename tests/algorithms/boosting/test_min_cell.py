@@ -8,8 +8,7 @@ import pytest
 from flwr.app import RecordDict
 
 from fedapps.algorithms.boosting.bins import widths
-from fedapps.algorithms.boosting.forest import GROW, Forest, Growth
-from fedapps.algorithms.boosting.min_cell import merged
+from fedapps.algorithms.boosting.forest import GROW, Forest, Growth, merged
 from fedapps.clients import HistogramBoostingClient, MessageStore
 from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.runs.assembly import build_client, build_task
