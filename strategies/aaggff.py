@@ -22,8 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.algorithms.common.options import option
 from fedapps.algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
-from fedapps.algorithms.fairness.rule import FairOptions
-from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.algorithms.fairness.rule import FairOptions, normalise
 from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 

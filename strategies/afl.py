@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.options import option
-from fedapps.algorithms.fairness.rule import FairOptions
-from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.algorithms.fairness.rule import FairOptions, normalise
 from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
 from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 

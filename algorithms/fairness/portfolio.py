@@ -24,11 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from fedapps.algorithms.common.mirror import LOWEST_LOG_WEIGHT, project_simplex_entropy
 from fedapps.algorithms.common.options import check_choice, check_range
 from fedapps.algorithms.fairness.responses import check_bounds, decision_gradient
-from fedapps.algorithms.fairness.rule import WeightRule, Weights, join
-from fedapps.algorithms.fairness.simplex import (
+from fedapps.algorithms.fairness.rule import (
     Array,
     Positions,
+    WeightRule,
+    Weights,
     check_values,
+    join,
     minimise_on_simplex,
     normalise,
     share,

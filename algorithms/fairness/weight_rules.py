@@ -30,9 +30,9 @@ from numpy.typing import ArrayLike
 from fedapps.algorithms.common.mirror import check_distribution, project_simplex_entropy
 from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.fairness.responses import check_losses
-from fedapps.algorithms.fairness.rule import Weights
-from fedapps.algorithms.fairness.simplex import (
+from fedapps.algorithms.fairness.rule import (
     Array,
+    Weights,
     check_values,
     minimise_on_simplex,
     normalise,

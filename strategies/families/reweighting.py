@@ -49,8 +49,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import check_range
 from fedapps.algorithms.contract.sent import Asked
 from fedapps.algorithms.fairness.responses import cut
-from fedapps.algorithms.fairness.rule import FairOptions
-from fedapps.algorithms.fairness.simplex import bounded, normalise
+from fedapps.algorithms.fairness.rule import FairOptions, bounded, normalise
 from fedapps.strategies.base.capabilities import Capabilities, declarer, require_declaration
 from fedapps.strategies.base.messages import (
     LOSS_BEFORE,

@@ -11,8 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.prefixes import under, within
-from fedapps.algorithms.fairness.rule import WeightRule
-from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.algorithms.fairness.rule import WeightRule, normalise
 from fedapps.strategies.base.capabilities import load_state, state_of
 from fedapps.strategies.base.named_grid import ClientId, clients_of
 from fedapps.strategies.base.slots import Slots, pack_ids

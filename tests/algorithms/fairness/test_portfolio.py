@@ -5,7 +5,7 @@ import pytest
 
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
-from fedapps.algorithms.fairness.simplex import minimise_on_simplex
+from fedapps.algorithms.fairness.rule import minimise_on_simplex
 from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
 from tests.helpers import assert_arrays, refused
 from tests.simplexes import least_on_simplex

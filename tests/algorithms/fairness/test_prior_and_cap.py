@@ -7,7 +7,7 @@ import pytest
 
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import respond
-from fedapps.algorithms.fairness.simplex import bounded, shifted
+from fedapps.algorithms.fairness.rule import bounded, shifted
 from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
 from tests.simplexes import least_on_simplex
 
