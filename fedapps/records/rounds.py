@@ -105,9 +105,7 @@ NEW_CLIENTS = "new-clients"
 
 
 class RoundReader:
-    """Reads the records appended to a rounds.jsonl since the last call. ``restarted``:
-    whether the last call read the file from its start.
-    """
+    """Reads the records appended to a rounds.jsonl since the last call."""
 
     def __init__(self) -> None:
         self.offset, self._inode = 0, -1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
-from fedapps.algorithms.boosting import additive_values
+from fedapps.algorithms.boosting import additive
 from fedapps.algorithms.boosting.additive import (
     Additive,
     Block,
@@ -48,7 +48,7 @@ def test_it_is_the_sum_that_its_definition_says_each_learner_cut_by_itself(
             f = f + c * (X @ torch.tensor(w)).clamp(-most, most)
     torch.testing.assert_close(values_at(function, X, 2, linear), f)
     torch.testing.assert_close(values_at(function, X, 2, linear, points=3), f)
-    monkeypatch.setattr(additive_values, "BATCH", 1)  # learner by learner
+    monkeypatch.setattr(additive, "BATCH", 1)  # learner by learner
     torch.testing.assert_close(values_at(function, X, 2, linear), f)
     assert (len(function), function.version) == (7, 3)
 
