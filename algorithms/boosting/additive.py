@@ -3,10 +3,10 @@ block of learners per round.
 
 Given the values of f^t at some points, only the blocks from t on are needed to update
 them. Learners are packed as named arrays, stacked along their first axis; an oracle's
-``predict`` evaluates them (``algorithms.boosting.weak_learners``, ``additive_values``).
+``predict`` evaluates them (``algorithms.boosting.weak_learners``).
 
-Values of an additive function at points, tensors or arrays: of the whole function,
-or updated by one block.
+Its values at points, tensors or arrays, are those of the whole function, or updated by
+one block.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

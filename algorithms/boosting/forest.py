@@ -6,11 +6,10 @@ of the leaves on level d of the tree that is being grown. Trees have the layout 
 ``algorithms.boosting.trees``, with ``feature`` -1 where a node is not split: all rows
 there go left.
 
-Trees grown from sums: gradients and curvatures by leaf, feature and bin, in whole
-numbers.
-
-Let g, h be the derivatives of a row's loss by its value, G, H their sums over the rows
-of a leaf, and n the number of rows. A split into two leaves lowers the loss by about
+Trees grow from sums: gradients and curvatures by leaf, feature and bin, in whole
+numbers. Let g, h be the derivatives of a row's loss by its value, G, H their sums over
+the rows of a leaf, and n the number of rows. A split into two leaves lowers the loss by
+about
 
     (1/2) (G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda)),
 
@@ -26,9 +25,8 @@ NeurIPS 2017, algorithm 1 (histograms); Shi, Ke, Chen, Zheng, Liu, "Quantized Tr
 of Gradient Boosting Decision Trees", NeurIPS 2022, arXiv 2207.09682 (far coarser
 gradients do).
 
-Groups of neighbouring values, so that no sum is over fewer rows than allowed.
-
-Each feature is treated alone: its values, in order and with missing ones last, form
+Neighbouring values form groups, so that no sum is over fewer rows than allowed. Each
+feature is treated alone: its values, in order and with missing ones last, form
 groups of at least ``least`` rows, and every value becomes the median of its group.
 Equal values stay together.
 

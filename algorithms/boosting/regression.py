@@ -6,11 +6,10 @@ Inputs and targets stay on their device, nothing is copied or synchronised withi
 epoch, and the sample order comes from the generator passed in: the same arguments give
 the same network.
 
-Distillation of an ensemble of networks into one network on unlabelled public points.
-
-Minimises ``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set
-with Adam. The teacher is a combination of outputs (logits), so it can be evaluated
-exactly, once, network by network.
+Distillation of an ensemble of networks into one, on unlabelled public points, minimises
+``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set with Adam.
+The teacher is a combination of outputs (logits), so it can be evaluated exactly, once,
+network by network.
 
 Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
 2022, arXiv 2103.06972, equation (17).

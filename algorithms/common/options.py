@@ -10,8 +10,7 @@ bounds and one line of help.
 The checks, the block of settings in ``pyproject.toml`` and the tables of the
 documentation all follow from these fields.
 
-Checks of option values; error messages state the rule, the value and the remedy in
-one line.
+The messages of the checks state the rule, the value and the remedy in one line.
 """
 
 import difflib

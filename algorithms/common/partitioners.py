@@ -12,9 +12,7 @@ Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972. ``dirichlet_clien
 Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", 2019, arXiv 1909.06335.
 
-Synthetic label noise: pair and symmetric flipping.
-
-With ratio e and L classes, a label c becomes
+Label noise (:func:`flipped`): with ratio e and L classes, a label c becomes
 
     pair:       c + 1 mod L with probability e
     symmetric:  each of the other classes with probability e / (L - 1)

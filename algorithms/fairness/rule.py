@@ -6,8 +6,6 @@ prior moves like two clients with the same responses. A cap bounds every weight 
 multiple of the prior, which limits the gain of a client that reports an inflated loss.
 Clients are identified by positions 0..K-1.
 
-Weights on the simplex with upper bounds, and checks of values by client position.
-
 Weight rules use two projections, each with a bound on every weight, ``w <= limits``.
 The one in relative entropy scales the weights below their bounds (:func:`bounded`); the
 Euclidean one in the metric of a prior shifts them (:func:`shifted`). Both fix the

@@ -1,5 +1,5 @@
-"""Domains of matrices: per-column l1 balls, nuclear-norm ball, spectrahedron, Birkhoff
-polytope.
+"""Domains of arrays of any shape (l1 ball, l2 ball) and of matrices: per-column l1
+balls, nuclear-norm ball, spectrahedron, Birkhoff polytope.
 
 The oracles of the nuclear-norm ball and the spectrahedron need one singular vector pair
 or eigenvector, found with Lanczos' method instead of a full decomposition. They take
@@ -9,19 +9,14 @@ Sources: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimizat
 ICML 2013, section 4; Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm",
 FL-NeurIPS 2022, section 5.
 
-Lanczos' method for the smallest eigenvalue of a large symmetric matrix given by its
-matrix-vector products.
-
-Full orthogonalisation, no restarts: a few dozen products suffice for the accuracy of a
-Frank-Wolfe step, fewer with a warm start.
+Lanczos' method finds the smallest eigenvalue of a large symmetric matrix given by its
+matrix-vector products. Full orthogonalisation, no restarts: a few dozen products
+suffice for the accuracy of a Frank-Wolfe step, fewer with a warm start.
 
 Source: Golub, Van Loan, "Matrix Computations", 4th edition, Johns Hopkins University
 Press 2013, section 10.1.
 
-Domains of arrays of any shape: l1 ball and l2 ball.
-
-Sources: oracles: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex
-Optimization", ICML 2013, section 4. Projections: Duchi, Shalev-Shwartz, Singer,
+Projections on the l1 ball and the l2 ball: Duchi, Shalev-Shwartz, Singer,
 Chandra, "Efficient Projections onto the l1-Ball for Learning in High Dimensions", ICML
 2008, DOI 10.1145/1390156.1390191.
 """

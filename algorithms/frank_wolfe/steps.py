@@ -9,9 +9,8 @@ each step. All functions work on one array and any domain
 Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
 Algorithms 1 and 2, Theorems 1 and 2.
 
-Buffers for model-sized intermediate results, reused from step to step.
-
-The system takes back an array of more than 32 MB when it is freed, and pages in and
+Buffers for model-sized intermediate results are reused from step to step: the system
+takes back an array of more than 32 MB when it is freed, and pages in and
 clears each new one. With a matrix of 3000 x 4000, that took half as long as the
 arithmetic itself.
 """

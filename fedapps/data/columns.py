@@ -1,8 +1,8 @@
 """Columns of a data set: checked, and read as labels, as the client or the part of each
 sample, or as its group, for measures by group (``algorithms.fairness.groups``).
 
-Columns of a table as numbers, words and categories. Messages tell the type of a
-value, never a sample's value: of a site's own table the server reads them.
+A table's columns are read as numbers, words and categories. Messages show the type of
+a value, never the value: the server reads those about a site's own table.
 """
 
 import re

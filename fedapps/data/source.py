@@ -1,7 +1,5 @@
-"""A source of samples, and the settings that name it.
-
-Samples with labels: what every reader of a data set returns, and what partitions
-deal to the clients.
+"""A source of samples and the settings that name it; and samples with labels, which
+every reader of a data set returns and partitions deal to the clients.
 """
 
 import re

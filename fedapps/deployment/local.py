@@ -13,7 +13,7 @@ store of each site, as on a separate machine. The programs continue after the pr
 that starts them has ended; another process finds them by the folder
 (`Deployment.open`). With a wall (`engines/wall.py`), `wall/` belongs to its holder.
 
-A run of this project's app on the SuperNodes of a deployment.
+:func:`run_on_deployment` runs this project's app on its SuperNodes.
 """
 
 import errno

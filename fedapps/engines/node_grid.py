@@ -10,13 +10,11 @@ the parts that differ. It is split if it, or the replies to it, would exceed
 Any node can run any client: the states of clients stay here, and those that are not
 empty are sent with the messages.
 
-A Grid of sites with many clients each, such as a gateway of devices or a hospital
-with wards.
-
-Every site is asked once for its clients. From then on they are clients like others,
-with their own ids, samples, failures and states. In each phase, one message goes to all
-clients of a site (``node_grid``). Unlike in a simulation, clients and their states stay
-at the site.
+A :class:`GatewayGrid` is one of sites with many clients each, such as a gateway of
+devices or a hospital with wards. Every site is asked once for its clients. From then on
+they are clients like others, with their own ids, samples, failures and states. In each
+phase, one message goes to all clients of a site. Unlike in a simulation, clients and
+their states stay at the site.
 """
 
 import heapq

@@ -1,13 +1,11 @@
-"""A private SuperLink: started on a loopback port in a clean environment, controlled
-through the `flwr` command, and ended.
+"""Flower's programs in the background, and a private SuperLink: started on a loopback
+port in a clean environment, controlled through the `flwr` command, and ended.
 
 `flwr run` alone uses any SuperLink that answers on its fixed port, with that
 SuperLink's working directory and environment. Here each SuperLink has an empty working
 directory (Ray puts it first on its workers' import path), its own Flower home and its
 own Ray folder, all in one temporary folder. The path of the home also identifies its
 processes.
-
-Flower's programs in the background: their environment, their start and their end.
 """
 
 import contextlib

@@ -16,8 +16,8 @@ So where other threads run (a notebook, PyTorch's for gradients), and on macOS, 
 system libraries do not support it, workers are started as new programs. That takes some
 seconds, and each loads the data itself.
 
-What a worker process of the inline engine does (``workers``): it runs the ClientApp
-on the messages that come through its pipe.
+A worker process (:func:`serve`) runs the ClientApp on the messages that come through
+its pipe.
 """
 
 import itertools

@@ -1,8 +1,5 @@
-"""The data of each client before training: samples by client and class, warnings, and a
-figure.
-
-What clients have in common: their classes, and samples that are there more than
-once.
+"""The data of each client before training: samples by client and class, what clients
+have in common, warnings, and a figure.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,6 @@ their plots and their models.
 
 A notebook shows each as a short table, ``print`` as text, whole where there is no
 terminal.
-
-Plots as objects, which a notebook shows and others save.
 """
 
 import base64

@@ -1,8 +1,8 @@
-"""What a results folder says of its run while that goes on, and before it is resumed:
-the records of its rounds, its status, and whether given settings continue it.
+"""What a results folder holds of its run while that goes on, and before it is resumed:
+the records of its rounds, its status, and whether given settings and data continue it.
 
-What a run is: digests of its settings, by which a server and its sites name the same
-run, and of its data, and what was read of these.
+Digests stand for the settings, by which a server and its sites name the same run, and
+for the data.
 """
 
 import hashlib

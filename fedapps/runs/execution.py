@@ -1,10 +1,8 @@
 """Execution of one run on a Grid of any engine: builds task and strategy, runs the
 rounds, writes the results folder.
 
-The grid of a run with the inline engine: in this process, or with worker processes
-for its clients.
-
-The clock of a run: simulated in a simulation, real on SuperNodes.
+With the inline engine, the grid is in this process, or has worker processes for its
+clients. The clock of a run is simulated in a simulation, real on SuperNodes.
 """
 
 import csv

@@ -1,21 +1,16 @@
-"""Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known, and
-``sparse-logistic`` (digits).
+"""Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known,
+``sparse-logistic`` (digits) and ``matrix-completion``.
 
 A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a
 client's f_i; ``lambda_0`` for FedFW and for FedFW+ and ``learning_rate``, the defaults
 of the methods' options; ``preparation()``, what the clients are asked first, if
-anything; ``measure``, the server's metrics of x_bar. More such tasks:
-``fedapps/tasks/convex.py``, ``fedapps/tasks/constrained_classification.py``.
+anything; ``measure``, the server's metrics of x_bar. Another such task:
+``fedapps/tasks/constrained_classification.py``.
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
-section 5.
-
-Task ``matrix-completion``: minimise the squared error on observed entries over a
-nuclear-norm ball.
-
-The observations (``fedapps/tasks/observations.py``) are centred first, by sums over the
-clients (``algorithms/frank_wolfe/centering.py``), and beside every result stand the
-errors of predictors that are not learnt.
+Matrix completion minimises the squared error on observed entries over a nuclear-norm
+ball. The observations (``fedapps/tasks/observations.py``) are centred first, by sums
+over the clients (``algorithms/frank_wolfe/centering.py``), and beside every result
+stand the errors of predictors that are not learnt.
 
 Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
 section 5, which centres nothing.

@@ -1,11 +1,9 @@
 """Task ``ensemble-classification``: an ensemble of torch classifiers.
 ``fedapps.tasks.densities`` describes the members of the task.
 
-Base predictors for ensembles of torch classifiers: small networks, each trained on
-some of the labels.
-
-They are trained centrally before the first round, on samples that no client holds. The
-same settings and seed give the same networks.
+The base predictors are small networks, each trained on some of the labels: centrally,
+before the first round, on samples that no client holds. The same settings and seed give
+the same networks.
 """
 
 from functools import lru_cache

@@ -14,11 +14,10 @@ and S of each client's training targets (``algorithms.common.target_errors``), w
 what a real federation would have to send for them. What a model predicts is ``center +
 scale * output``.
 
-Task ``survival``: who has an event earlier, from the rows of a table with times,
-some of them censored. The model's output is the logarithm of a hazard ratio
-(``clients.base.survival``).
-
-A row's class is whether it is censored, by which rows are split.
+Task ``survival`` predicts who has an event earlier, from the rows of a table with
+times, some of them censored. The model's output is the logarithm of a hazard ratio
+(``clients.base.survival``). A row's class is whether it is censored, by which rows are
+split.
 """
 
 from collections.abc import Iterable

@@ -1,16 +1,9 @@
-"""Helpers for message contents (bytes, metrics, arrays) and for wrapped strategies.
+"""What messages hold (bytes, metrics, arrays, weights), averages of it, updates as
+vectors and server steps along them; and which strategy wraps which.
 
-Weighted averages of the arrays and of the metrics in replies, and arrays as Flower's
-records.
-
-Reading and replacing the aggregation weights of replies.
-
-Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg,
-FedMGDA+ and others.
-
-Counters, the running statistics of normalisation layers and masks (numbers beyond
-``LIMIT``) are not learned: a step along their differences is meaningless and may make a
-variance negative. They are averaged instead.
+Updates: counters, the running statistics of normalisation layers and masks (numbers
+beyond ``LIMIT``) are not learned: a step along their differences is meaningless and may
+make a variance negative. They are averaged instead.
 """
 
 import copy

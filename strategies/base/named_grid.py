@@ -6,16 +6,12 @@ message per node (answered by ``clients.to_client_app`` and
 asked again. Nodes are then identified by their node ids: everything works, but a
 simulation is not repeatable.
 
-Who is connected: node -> client id, sorted by id, and grids that know it without
-asking.
+Who is connected is a mapping node -> client id, sorted by id. A grid that makes its
+clients itself (a simulation) offers ``known_clients``. Then no client has to be asked,
+and a million clients numbered from 0 take no memory.
 
-A grid that makes its clients itself (a simulation) offers ``known_clients``. Then no
-client has to be asked, and a million clients numbered from 0 take no memory.
-
-The record of one phase: messages out, replies back.
-
-The base of this package's grids, and a Grid around another: what a subclass does not
-change goes through to the wrapped one.
+An :class:`Exchange` records one phase: messages out, replies back. A
+:class:`WrappedGrid` passes on what a subclass does not change.
 """
 
 import logging

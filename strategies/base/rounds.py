@@ -8,9 +8,7 @@ reach the strategy; a round without valid replies keeps the model; the result al
 holds a model; and a run in which clients fail round after round ends with an error.
 Callbacks run after every round.
 
-What the round loop logs, in Flower's words.
-
-Observers of a run: what goes on beside its rounds. Each has a part at the beginning,
+It logs in Flower's words. An :class:`Observer` has a part at the beginning of a run,
 after every round, and at the end, however the run ends.
 """
 

@@ -15,8 +15,6 @@ replied with the mean. A round has these phases (``algorithms.secure``; client h
 
 A client may be missing in any of them. If too few are left, the round fails: every
 client counts as failed, and the model stays as it is.
-
-Masked replies as vectors, and their sum as replies.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Sessions of secure sums: the keys of the clients, whom each of them masks with, and
 their offers.
 
-Questions of secure sums to nodes: what is sent and comes back, the bytes of it, and
-which nodes have failed, and why.
+:class:`SecureCalls` asks nodes: what is sent and comes back, the bytes of it, and which
+nodes have failed, and why.
 """
 
 import math

@@ -1,10 +1,8 @@
-"""The common style of all plots: axes, lines, legends.
+"""Figures: panels in a grid with a legend below, the position of every line and text,
+and the common style of all plots.
 
 The packages that use this module decide what is drawn. `canvas.py` turns figures into
 SVG, `files.py` into files.
-
-Figures: panels in a grid with a legend below, and the position of every line and
-text on the canvas.
 """
 
 from collections.abc import Iterator, Sequence

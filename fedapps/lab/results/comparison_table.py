@@ -1,11 +1,9 @@
-"""The rows and columns of a comparison: which runs belong together, and under which
-name.
+"""The table of a comparison: which runs belong together and under which name, the texts
+of its cells, and the table for a terminal.
 
 Runs that differ only in the seed become one row: mean ± sample standard deviation over
 the seeds. A run that did not complete has its own row and never counts as the best,
 since its numbers are those of an earlier round.
-
-The texts in the cells of a comparison's table, and the table for a terminal.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 It is made from files alone, so an interrupted run has one too.
 
-What is shown of a run at its end: on the terminal of `fedapps run`, and in the log
-of `flwr run`, which is all that the user of somebody else's SuperLink sees.
+A run's end is shown on the terminal of `fedapps run`, and in the log of `flwr run`,
+which is all that the user of somebody else's SuperLink sees.
 """
 
 from collections.abc import Mapping

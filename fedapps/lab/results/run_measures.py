@@ -18,11 +18,9 @@ A measure is written
     max(clients.loss)             the maximum of a column of clients.csv; also min and
                                   mean
 
-A measure of runs that differ only in the seed, with the clients' values that it is
-the mean of.
-
-Statistics over seeds and clients: intervals of a mean difference, for these sites
-and for sites like these.
+Of runs that differ only in the seed, a measure has its value by seed, and the clients'
+values that it is the mean of. Statistics over seeds and clients are intervals of a mean
+difference, for these sites and for sites like these.
 
 Clients of one run are not independent, since they share a model: seeds are the
 repetitions. Two settings with the same seed share its draws, so differences are first

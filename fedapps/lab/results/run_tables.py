@@ -1,11 +1,6 @@
-"""Tables of the scores by group of samples: the groups of one run, and the gaps of
-several runs.
-
-The table of a run's new clients (``num-new-clients``).
-
-A table of the worst clients of runs, each number with its interval.
-
-How secure sums went, as a table of one row: who was in them, and what they cost.
+"""Tables of a report: scores by group of samples (the groups of one run, the gaps of
+several), a run's new clients (``num-new-clients``), the worst clients with intervals,
+and who was in secure sums, and what these cost.
 """
 
 import re

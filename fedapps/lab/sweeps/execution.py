@@ -4,8 +4,8 @@ plots and the report.
 The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 ``table.md``, ``plots/`` and ``report.html``.
 
-The progress display of a sweep: a bar over all rounds in a terminal or notebook, and
-one line for each run that ends.
+Its progress is a bar over all rounds in a terminal or notebook, and one line for each
+run that ends.
 """
 
 import io

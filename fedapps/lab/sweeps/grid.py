@@ -7,9 +7,7 @@ conditions, its table ``set`` holds the settings of runs that satisfy them.
 ["one", "two"]``). ``[[claim]]`` is read by the index of results (``tools.claims``) and
 does not affect the runs.
 
-The table ``[sweep]`` of a sweep file: what the report shows of the runs, and what is
-kept of them.
-
+The table ``[sweep]`` says what the report shows of the runs, and what is kept of them.
 The numbers of a run are always kept: settings, rounds, clients, weights, curves,
 summary. With personal models, a run stores one model per client. A finished run does
 not need them any more, so they are deleted unless ``sweep.keep`` names them. Nothing is

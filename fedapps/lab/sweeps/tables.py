@@ -4,8 +4,7 @@ differences by seed, and the values that a paper prints.
 Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all
 runs. Columns are the other axes, except the seed.
 
-Text of a sweep's numbers: with the decimals of the measure, differences with their
-interval, tables as Markdown.
+Numbers have the decimals of the measure, differences their interval.
 """
 
 import math
