@@ -1,4 +1,4 @@
-"""Axes with limits and ticks, and panels with the shapes between them. `layout.py`
+"""Axes with limits and ticks, and panels with the shapes between them. `drawing.py`
 places them on a canvas.
 """
 

@@ -106,7 +106,7 @@ class Compared:
         return out
 
     def html(self) -> Html:
-        """The table for a page; `comparison_cells.winners` are bold."""
+        """The table for a page; `comparison_table.winners` are bold."""
         best = winners(self.rows, self.columns)
 
         def cell(row: Row, column: Column) -> Html:

@@ -324,7 +324,7 @@ def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
 
 def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
     """Return (label, key) of the values that are better than those of every other row,
-    beyond the noise (``seeds.stands_out``).
+    beyond the noise (``stands_out``).
 
     One or two seeds therefore have no winner. A predictor that nobody trained has the
     same value for every seed.

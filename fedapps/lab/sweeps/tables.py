@@ -261,7 +261,7 @@ class Results:
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
         """Return the row that is better in a column than all others, beyond the noise
-        (``seeds.stands_out``).
+        (``stands_out``).
 
         The set is empty with fewer than three seeds, or if it is unknown which values
         are better.
