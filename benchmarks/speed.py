@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,24 @@ RUNS = (
     ("ray", 2, "on", PER_ROUND, 0.55),
     ("ray", 2, "on", CLIENTS, 0.25),
 )
+#: Jobs of small clients, and target of wall / plain loop.
+SMALL: dict[str, tuple[dict[str, Any], float]] = {
+    "linear 7-1, 160 clients of 27, five epochs": (
+        {
+            "task": "regression",
+            "model.name": "linear",
+            "num-clients": 160,
+            "clients-per-round": 0,
+            "data.natural-id": "who",
+            "train.local-epochs": 5,
+        },
+        0.35,
+    ),
+    "64-32-10, 10 of 50 clients (the default job)": (
+        {"num-clients": 50, "clients-per-round": 10},
+        0.5,
+    ),
+}
 #: Shape of the images of a net.
 NETS = {
     "two-nn": (1, 28, 28),
@@ -92,7 +110,7 @@ def round_rows(rounds: int, ray: bool) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
         job = {**TWO_NN, "data.source": str(write_images(Path(name)))}
-        plain_job = read_settings({**job, "num-rounds": rounds, "out": name})
+        plain_job = read_settings({**job, "num-rounds": WARM_UP + rounds, "out": name})
         base = plain_seconds(plain_job)
 
         def row(label: str, seconds: float, target: object = "") -> list[str]:
@@ -112,37 +130,56 @@ def round_rows(rounds: int, ray: bool) -> Iterator[list[str]]:
             median = statistics.median(seconds[warm:-1])
             yield row(label, median * PER_ROUND / sampled, target)
         yield row("plain loop, after", plain_seconds(plain_job))
+        x = np.random.default_rng(0).normal(size=(160 * 45, 7)).astype(np.float32)
+        np.savez(rows := f"{name}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
+        fixed = {"device": "cpu", "evaluate-every": 0, "checkpoint-every": 0}
+        for label, (own, target) in SMALL.items():
+            fixed |= {"num-rounds": WARM_UP + 2 * rounds + 1, "out": f"{name}/{label}"}
+            source = {"data.source": rows} if "data.natural-id" in own else {}
+            settings = read_settings({**fixed, **own, **source})
+            base = plain_seconds(settings)
+            seconds = inline_seconds(settings, 1)[WARM_UP:-1]
+            yield row(f"{label}, 1 process", statistics.median(seconds), target)
 
 
 def plain_seconds(settings: Settings) -> float:
     """Return the median seconds of a round of FedAvg in plain PyTorch, on the same
     samples.
     """
-    task = prepare(frozenset(settings.flat().items()))[1]
-    data = [task.client_data(client, CLIENTS).train for client in range(CLIENTS)]
+    task, train = prepare(frozenset(settings.flat().items()))[1], settings.train
+    clients, sampled = settings.num_clients, settings.clients_per_round or settings.num_clients
+    data = [task.client_data(client, clients).train for client in range(clients)]
     model = task.model_fn(0)
     server = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     walls = []
-    for number in range(WARM_UP + settings.num_rounds):
+    for number in range(settings.num_rounds):
         began = time.perf_counter()
         total = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
-        for client in np.random.default_rng(number).choice(CLIENTS, PER_ROUND, replace=False):
+        for client in np.random.default_rng(number).choice(clients, sampled, replace=False):
             model.load_state_dict(server)
-            train_plainly(model, data[client], torch.optim.SGD(model.parameters(), lr=0.1))
+            optimiser = torch.optim.SGD(model.parameters(), train.learning_rate, train.momentum)
+            for _ in range(train.local_epochs):
+                train_plainly(model, data[client], optimiser, train.batch_size, task.objective.loss)
             for name, tensor in model.state_dict().items():
-                total[name] += tensor / PER_ROUND
+                total[name] += tensor / sampled
         server = total
         walls.append(time.perf_counter() - began)
     return statistics.median(walls[WARM_UP:])
 
 
-def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimizer) -> None:
+def train_plainly(
+    model: nn.Module,
+    data: Split,
+    optimiser: torch.optim.Optimizer,
+    batch: int = BATCH,
+    loss: Callable[..., torch.Tensor] = functional.cross_entropy,
+) -> None:
     """Train for one epoch as a tutorial does, but on tensors instead of through a
     DataLoader.
     """
-    for rows in torch.randperm(len(data)).split(BATCH):
+    for rows in torch.randperm(len(data)).split(batch):
         optimiser.zero_grad()
-        functional.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+        loss(model(data.x[rows]), data.y[rows]).backward()
         optimiser.step()
 
 

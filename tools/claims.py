@@ -251,13 +251,14 @@ def table(paper: Paper) -> str:
             lines += ["", f"| claim | {says} | we found | verdict |", "| --- | --- | --- | --- |"]
             lines += rows
     if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
-        lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
+        lines += ["", f"Not tried (hours of one core): {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines)
 
 
 def _untried(claim: Claim) -> str:
     """Return item, reason and command of a claim that was not tried."""
-    reason = claim.have[0].lower() + claim.have[1:]
+    first = claim.have.split()[0]
+    reason = (first.lower() if first.istitle() else first) + claim.have[len(first) :]
     return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
 
 

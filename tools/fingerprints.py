@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
@@ -62,11 +62,14 @@ SOURCES = ("data.source", "public.source")
 BUNDLED = ("", "auto", "digits", "generated", "photos", "ratings")
 #: Ends of the names of numbers in a run's summary that are compared. No accuracy: one
 #: sample on the border counts more than what is no change.
-ENDS = ("loss-mean", "loss-weighted", "objective")
+ENDS = ("loss-mean", "loss-weighted", "objective", "epsilon")
 #: Rounds where one costs a millisecond and moves little.
 ROUNDS = {"point-mass": 60}
-#: Runs per sweep: the first ones with different methods and tasks.
+#: Runs per sweep: first those whose method and task no run before them has.
 RUNS = 8
+
+#: Numbers, or settings, of runs by their names.
+Rows = Mapping[str, Mapping[str, Any]]
 
 
 def quoted(root: Path = ROOT) -> list[Path]:
@@ -85,15 +88,13 @@ def cut_runs(path: Path) -> dict[str, dict[str, Any]]:
     """
     scale = "small" if "small" in load_toml(path).get("scale", {}) else ""
     runs: dict[str, dict[str, Any]] = {}
-    met: set[tuple[Any, Any]] = set()
+    firsts: dict[tuple[Any, Any], str] = {}
     for point in read_plan(path, scale=scale).points:
         config = dict(point.run.config)
-        kind = config["method"], config["task"]
         elsewhere = {key for key in SOURCES if config.get(key, "") not in BUNDLED}
         given = STAND_INS.get(config["task"], {})
-        if kind in met or not elsewhere <= given.keys():
+        if not elsewhere <= given.keys():
             continue
-        met.add(kind)
         if elsewhere:
             config |= {key: value for key, value in given.items() if key in config}
         rounds = ROUNDS.get(config["task"], MOST["num-rounds"])
@@ -103,8 +104,11 @@ def cut_runs(path: Path) -> dict[str, dict[str, Any]]:
                     read_settings({**config, key: value})
                     config[key] = value
         config["clients-per-round"] = min(config["clients-per-round"], config["num-clients"])
-        runs[point.name] = config
-    return dict(list(runs.items())[:RUNS])
+        if config not in runs.values():  # differs from another one in its seed, say
+            runs[point.name] = config
+            firsts.setdefault((config["method"], config["task"]), point.name)
+    order = sorted(runs, key=lambda name: name not in firsts.values())
+    return {name: runs[name] for name in order[:RUNS]}
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, float]:
@@ -152,18 +156,45 @@ def differences(old: Mapping[str, float], new: Mapping[str, float]) -> list[str]
     ]
 
 
-def all_runs(words: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, settings) of the cut runs; print the sweeps without."""
+def moved(known: Rows, found: Rows) -> dict[str, list[str]]:
+    """Return what is wrong with each run: it is new, or gone, or its numbers differ."""
+    lines = {}
+    for name in sorted({*known, *found}):
+        if name not in found:
+            lines[name] = ["no run has this name any more"]
+        elif not known.get(name):
+            lines[name] = ["has no numbers to compare with"]
+        else:
+            lines[name] = differences(known[name], found[name])
+    return {name: what for name, what in lines.items() if what}
+
+
+def all_runs(words: Sequence[str]) -> tuple[Rows, dict[str, list[str]]]:
+    """Return the settings of the cut runs by their names, and why sweeps are refused;
+    print the sweeps without runs.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    refused: dict[str, list[str]] = {}
     left = []
     for path in quoted():
         name = f"{path.parent.name}/{path.stem}"
-        if words and not any(word in name for word in words):
+        if not is_chosen(name, words):
             continue
-        runs = cut_runs(path)
-        left += [] if runs else [name]
-        yield from ((f"{name} {run}", config) for run, config in runs.items())
+        try:
+            cut = cut_runs(path)
+        except UserError as error:  # as two rows that a default has made one
+            refused[name] = [str(error)]
+            continue
+        left += [] if cut else [name]
+        runs |= {f"{name} {run}": config for run, config in cut.items()}
     if left:
         print(f"not run, their data are not bundled: {', '.join(left)}")
+    return runs, refused
+
+
+def is_chosen(name: str, words: Sequence[str]) -> bool:
+    """Return whether ``words`` choose a sweep."""
+    return not words or any(word in name for word in words)
 
 
 def main() -> int:
@@ -172,46 +203,49 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the numbers")
     parser.add_argument("words", nargs="*", help="choose sweeps by a part of their names")
     given = parser.parse_args()
-    try:
-        runs = dict(all_runs(given.words))
-    except UserError as error:  # as two rows of a sweep that a default has made one
-        print(error)
-        return 1
-    found = _all(runs)
+    runs, failed = all_runs(given.words)
+    found = _all(runs, failed)
     known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    moved = {name: differences(known.get(name, {}), row) for name, row in found.items()}
-    for name, lines in moved.items():
-        if lines:
-            print(f"{name}: {'; '.join(lines)}")
-    sweeps = sorted({name.split()[0] for name, lines in moved.items() if lines})
-    print(f"{len(found)} runs of {len({name.split()[0] for name in found})} sweeps")
-    if sweeps:
+    chosen = {
+        name: row
+        for name, row in known.items()
+        if is_chosen(sweep := name.split()[0], given.words) and not {name, sweep} & failed.keys()
+    }
+    wrong = failed | moved(chosen, found)
+    for name, lines in wrong.items():
+        print(f"{name}: {'; '.join(lines)}")
+    print(f"{len(runs)} runs of {len({name.split()[0] for name in runs})} sweeps")
+    if wrong:
+        sweeps = sorted({name.split()[0] for name in wrong})
         print(
             f"Numbers moved in {', '.join(sweeps)}: run these claims again (docs/results), or say "
             "in the commit why they hold; then: make claims ARGS=--write"
         )
-    if given.write:
-        os.environ |= OLDER
-        again = _all(runs)
-        new = {name: kept(row, again[name]) for name, row in found.items()}
-        known = {**known, **new} if given.words else new
-        FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return bool(sweeps) and not given.write
+    if not given.write or failed:
+        return bool(wrong)
+    os.environ |= OLDER
+    again = _all(runs, failed)
+    others = {name: row for name, row in known.items() if name not in chosen}
+    rows = others | {name: kept(row, again[name]) for name, row in found.items()}
+    FILE.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
 
 
-def _all(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _all(runs: Rows, failed: dict[str, list[str]]) -> dict[str, dict[str, float]]:
+    """Return the fingerprints of runs; why others failed goes into ``failed``."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        return dict(zip(runs, pool.map(_quietly, runs.values()), strict=True))
+        outcomes = dict(zip(runs, pool.map(_quietly, runs.values()), strict=True))
+    failed |= {name: [row] for name, row in outcomes.items() if isinstance(row, str)}
+    return {name: row for name, row in outcomes.items() if not isinstance(row, str)}
 
 
-def _quietly(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the fingerprint of a run, without its log; {} if it is refused with other
-    data than its own.
-    """
+def _quietly(config: Mapping[str, Any]) -> dict[str, float] | str:
+    """Return the fingerprint of a run, without its log, or why it failed."""
     logging.disable(logging.WARNING)
-    with suppress(UserError):
+    try:
         return fingerprint(config)
-    return {}
+    except Exception as error:  # the others are compared all the same
+        return f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tools import fingerprints
-from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint
+from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint, moved
 
 
 def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
@@ -17,13 +17,12 @@ def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
         for run in cut_runs(path)
     }
     assert expected == known.keys()
-    (private,) = (name for name, numbers in known.items() if not numbers)
-    assert private.startswith("fedevg/privacy ")  # its noise has no seed
+    assert all(known.values())
     assert len({name.split()[0] for name in known}) > 45
 
 
 @pytest.mark.parametrize(
-    ("new", "moved"),
+    ("new", "differs"),
     [
         ({"loss-mean": 1.0 + CLOSE / 2}, False),
         ({"loss-mean": 1.0 - CLOSE / 2}, False),
@@ -32,8 +31,44 @@ def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
         ({}, True),
     ],
 )
-def test_a_number_has_moved_if_it_differs_or_goes(new, moved):
-    assert bool(differences({"loss-mean": 1.0}, new)) == moved
+def test_a_number_has_moved_if_it_differs_or_goes(new, differs):
+    assert bool(differences({"loss-mean": 1.0}, new)) == differs
+
+
+def test_new_and_old_names_are_no_silence():
+    known, found = {"a x": {"loss": 1.0}, "a y": {"loss": 1.0}, "a z": {}}, {"loss": 1.0}
+    wrong = moved(known, {"a x": found, "a z": found, "b": found})
+    assert wrong == {
+        "a y": ["no run has this name any more"],
+        "a z": ["has no numbers to compare with"],
+        "b": ["has no numbers to compare with"],
+    }
+
+
+def test_a_run_and_a_sweep_that_fail_are_named_and_the_others_are_compared(
+    monkeypatch, tmp_path, capsys
+):
+    bad = tmp_path / "experiments" / "mine" / "twice.toml"
+    bad.parent.mkdir(parents=True)
+    bad.write_text('method = "nobody"\n[axis.a]\nb = {}\n[sweep]\nrows = ["a"]\n')
+    good = ROOT / "experiments" / "fedfw" / "falling-step.toml"
+    first, second, *_ = cut_runs(good)
+    known = {f"fedfw/falling-step {name}": {"objective": 2.0} for name in (first, second)}
+    runs = {first: {"method": "fedfw", "num-rounds": "many"}, second: cut_runs(good)[second]}
+    monkeypatch.setattr(fingerprints, "quoted", lambda: [bad, good])
+    monkeypatch.setattr(fingerprints, "FILE", tmp_path / "fingerprints.json")
+    monkeypatch.setattr(fingerprints, "cut_runs", lambda path: runs if path == good else read(path))
+    read = cut_runs
+    fingerprints.FILE.write_text(json.dumps(known))
+    monkeypatch.setattr("sys.argv", ["fingerprints"])
+    assert fingerprints.main() == 1
+    said = capsys.readouterr().out
+    assert f"fedfw/falling-step {first}: UserError: num-rounds = 'many'" in said
+    assert f"mine/twice: {bad}: method = 'nobody'" in said
+    assert f"fedfw/falling-step {second}: objective " in said
+    monkeypatch.setattr("sys.argv", ["fingerprints", "--write"])
+    assert fingerprints.main() == 1
+    assert json.loads(fingerprints.FILE.read_text()) == known  # numbers are whole or not written
 
 
 @pytest.mark.parametrize(

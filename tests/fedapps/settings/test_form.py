@@ -3,6 +3,7 @@
 import pytest
 
 from fedapps.commands.parser import main
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import SuPerFedOptions
 from fedapps.toml_text import read_toml
@@ -91,6 +92,21 @@ def test_a_run_records_the_options_and_can_be_repeated_from_its_record(tmp_path)
     assert main(["run", str(tmp_path / "a" / "settings.toml"), "--out", str(tmp_path / "b")]) == 0
     one, other = (tmp_path / name / "clients.csv" for name in "ab")
     assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "superfed-mm"}, False),
+        ({"method": "superfed-mm", "superfed.nu": 2.0}, False),  # its other options are set
+        ({"method": "aaggff-d", "aaggff.base": "superfed-mm"}, False),
+        ({"method": "fedprox"}, True),
+        (with_defaults({"method": "superfed-mm"}).flat(), True),  # settings.toml of a run
+    ],
+)
+def test_it_is_said_where_it_changes_nothing(caplog, given, said):
+    with_defaults({**given, "form": "printed"})
+    assert ("form = 'printed' changes nothing" in caplog.text) == said
 
 
 def test_a_wrapped_method_takes_its_printed_form_too():
