@@ -67,7 +67,7 @@ from fedapps.lab.contests.rows import Rows, gain, measured
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import LOCAL
 from fedapps.lab.contests.verdict import USE, outcome
-from fedapps.lab.results.run_measures import crossed_interval, t_interval
+from fedapps.lab.results.seeds import crossed_interval, t_interval
 from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
 
 FAMILY = {

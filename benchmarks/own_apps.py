@@ -50,7 +50,7 @@ from fedapps import strategies
 from fedapps.algorithms.common.partitioners import dirichlet_clients
 from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.lab.results.run_measures import t_interval
+from fedapps.lab.results.seeds import t_interval
 
 EXAMPLES = ROOT / "examples"
 CLIENTS, ALPHA = 6, 0.3

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.sent import FedDynSent, Reads
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import moved, updates
 from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 

@@ -37,7 +37,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.strategies.base.messages import moved, updates
+from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]

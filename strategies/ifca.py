@@ -41,14 +41,8 @@ from fedapps.algorithms.contract.sent import IFCASent, Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import (
-    average_arrays,
-    flat,
-    learned,
-    metrics_of,
-    to_record,
-    values_in,
-)
+from fedapps.strategies.base.messages import average_arrays, metrics_of, to_record, values_in
+from fedapps.strategies.base.updates import flat, learned
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 CLUSTER = "cluster-{}."

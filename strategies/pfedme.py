@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.sent import PFedMeSent, Reads
-from fedapps.strategies.base.messages import moved, updates
+from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

@@ -54,7 +54,8 @@ from fedapps.strategies.base.capabilities import (
     DecidingWeights,
     require_declaration,
 )
-from fedapps.strategies.base.messages import arrays_of, flat, innermost, weight_key, with_weight
+from fedapps.strategies.base.messages import arrays_of, innermost, weight_key, with_weight
+from fedapps.strategies.base.updates import flat
 from fedapps.strategies.base.wrapper import Wrapper
 
 CHOOSING = ("krum", "multi-krum")

@@ -42,17 +42,10 @@ from fedapps.algorithms.common.schedule import local_rate
 from fedapps.algorithms.contract.sent import Reads, ScaffoldSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import (
-    HALF,
-    arrays_of,
-    hold_mean,
-    learned,
-    moved,
-    reference,
-    updates,
-)
+from fedapps.strategies.base.messages import HALF, arrays_of, hold_mean, reference
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.relative_bounds import FEW, HARDENED
+from fedapps.strategies.base.updates import learned, moved, updates
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."

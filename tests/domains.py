@@ -6,11 +6,10 @@ from fedapps.algorithms.frank_wolfe.domain import Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
-    L1Ball,
-    L2Ball,
     NuclearBall,
     Spectrahedron,
 )
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 
 POLYTOPES = [
     L1Ball(6, 2.5),

@@ -5,7 +5,8 @@ A domain is a small frozen class. Points are arrays of ``domain.shape``; the ora
 returns an :class:`Atom`, and ``unpack`` validates and reads one from a message. Ties go
 to the lowest index, so that every machine returns the same atom; a zero gradient gives
 a fixed extreme point. The classes:
-``matrix_domains.py`` (also those of arrays of any shape) and, here, :class:`Product`.
+``vector_domains.py`` (arrays of any shape), ``matrix_domains.py`` and, here,
+:class:`Product`.
 
 Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as
 sent in messages.

@@ -33,7 +33,7 @@ from fedapps.errors import UserError
 from fedapps.methods import Method
 from fedapps.models.image_nets import build_model
 from fedapps.strategies import FedAvg
-from fedapps.strategies.base.messages import moved, updates
+from fedapps.strategies.base.updates import moved, updates
 from fedapps.tasks.base import TorchTask, dealt
 from fedapps.tasks.registry import TaskKind
 

@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball
 from fedapps.algorithms.frank_wolfe.objectives import LeastSquares
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import FedFWClient, MessageStore, to_client_app
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.strategies import ClientGrid, FedFW

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.frank_wolfe.domain import Array, Domain, Product
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball, L2Ball, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients.base.training import trainable
 from fedapps.clients.families.problems import Problem
 from fedapps.clients.families.torch_problem import TorchProblem

@@ -29,13 +29,14 @@ from fedapps.algorithms.common.measures import topk_accuracy
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.frank_wolfe.centering import Centering, Table
 from fedapps.algorithms.frank_wolfe.domain import Array, Domain
-from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, L1Ball, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     Logistic,
     QuadraticAssignment,
     read_qaplib,
 )
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients.families.completion import CompletionProblem
 from fedapps.clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.source import GENERATED, Source

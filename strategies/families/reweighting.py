@@ -54,17 +54,15 @@ from fedapps.strategies.base.capabilities import Capabilities, declarer, require
 from fedapps.strategies.base.messages import (
     LOSS_BEFORE,
     arrays_of,
-    each_update,
     innermost,
     metrics_of,
-    moved,
-    updates,
     valid_losses,
     weight_key,
     with_weight,
 )
 from fedapps.strategies.base.named_grid import ClientId
 from fedapps.strategies.base.relative_bounds import HARDENED
+from fedapps.strategies.base.updates import each_update, moved, updates
 from fedapps.strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 
 Floats = NDArray[np.float64]

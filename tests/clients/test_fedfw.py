@@ -8,8 +8,9 @@ import torch
 from flwr.app import RecordDict
 
 from fedapps.algorithms.frank_wolfe.domain import Product
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball, L2Ball, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients import FedFWClient, MessageStore, ProjectedClient
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.clients.families.torch_problem import TorchProblem

@@ -9,8 +9,9 @@ import pytest
 from flwr.app import ArrayRecord
 
 from fedapps.algorithms.frank_wolfe.domain import Product
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball, L2Ball, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients import FedFWClient, ProjectedClient
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions

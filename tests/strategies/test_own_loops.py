@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (

@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg, Strategy
 import fedapps
 from fedapps import clients, strategies
 from fedapps.algorithms.common.options import Options
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball, NuclearBall
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (

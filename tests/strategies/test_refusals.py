@@ -3,7 +3,7 @@
 import pytest
 from flwr.serverapp import strategy as flower
 
-from fedapps.algorithms.frank_wolfe.matrix_domains import L1Ball
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import TrainOptions
 from fedapps.strategies import (
     AFL,

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.lab.results.run_measures import Interval, t_interval
+from fedapps.lab.results.seeds import Interval, t_interval
 
 Floats = NDArray[np.float64]
 #: The rows of each client in a fold (n, 3): label, right, value

@@ -30,8 +30,9 @@ from fedapps.lab.results.comparison_table import (
 )
 from fedapps.lab.results.gains import Gains, gains_over, records, reference_of
 from fedapps.lab.results.parts import COMPARISON, PLOTS, Shown, charts, figures, sections
-from fedapps.lab.results.run_measures import WHO, same_clients
+from fedapps.lab.results.run_measures import same_clients
 from fedapps.lab.results.sections import Section, table_text
+from fedapps.lab.results.seeds import WHO
 from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE

@@ -30,7 +30,8 @@ from fedapps.formats import (
     percent_text,
     three_digits,
 )
-from fedapps.lab.results.run_measures import Measured, measured, read_measure, stands_out
+from fedapps.lab.results.run_measures import measured, read_measure
+from fedapps.lab.results.seeds import Measured, stands_out
 from fedapps.records.reader import RunFolder, numbers
 
 

@@ -22,15 +22,9 @@ from fedapps.errors import UserError
 from fedapps.formats import is_percent, metric_name, metric_text, one_line
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.fair_plots import fair_measure
-from fedapps.lab.results.run_measures import (
-    WHO,
-    Difference,
-    Measured,
-    paired,
-    same_clients,
-    with_intervals,
-)
+from fedapps.lab.results.run_measures import same_clients
 from fedapps.lab.results.sections import Section
+from fedapps.lab.results.seeds import WHO, Difference, Measured, paired, with_intervals
 from fedapps.records.reader import RunFolder, is_number
 
 #: Data settings that change neither the test samples of a client nor their scoring.

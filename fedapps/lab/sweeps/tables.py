@@ -18,18 +18,9 @@ from fedapps.algorithms.common.options import nearest
 from fedapps.algorithms.common.privacy import concentrated_epsilon
 from fedapps.formats import bytes_text, is_percent, one_line, sentence
 from fedapps.lab.results.comparison_table import AUROC_COLUMNS, COLUMNS, std_of
-from fedapps.lab.results.run_measures import (
-    ENOUGH,
-    WHO,
-    Difference,
-    Measured,
-    difference,
-    measured,
-    read_measure,
-    same_clients,
-    stands_out,
-)
+from fedapps.lab.results.run_measures import measured, read_measure, same_clients
 from fedapps.lab.results.sections import table_text
+from fedapps.lab.results.seeds import ENOUGH, WHO, Difference, Measured, difference, stands_out
 from fedapps.lab.sweeps.grid import SEED
 from fedapps.lab.sweeps.plan import Plan, Point, short_label
 from fedapps.records.reader import RunFolder

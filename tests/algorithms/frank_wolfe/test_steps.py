@@ -5,8 +5,6 @@ from fedapps.algorithms.frank_wolfe.domain import Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
-    L1Ball,
-    L2Ball,
     NuclearBall,
     Spectrahedron,
 )
@@ -25,6 +23,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.helpers import assert_arrays, refused
 
 

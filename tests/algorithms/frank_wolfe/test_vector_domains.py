@@ -10,12 +10,11 @@ from fedapps.algorithms.frank_wolfe.domain import Entry, Product
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Birkhoff,
     GroupL1,
-    L1Ball,
-    L2Ball,
     NuclearBall,
     Spectrahedron,
     smallest_eigenvector,
 )
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from tests.domains import ALL, POLYTOPES, ROUND
 from tests.helpers import refused
 

@@ -9,7 +9,7 @@ from fedapps.algorithms.common.measures import auroc
 from fedapps.algorithms.common.survival import concordance, pair_counts
 from fedapps.lab.contests.rows import Gain, below, gain, measured
 from fedapps.lab.contests.verdict import decided
-from fedapps.lab.results.run_measures import Interval, t_interval
+from fedapps.lab.results.seeds import Interval, t_interval
 
 RNG = np.random.default_rng(3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedapps.lab.results.run_measures import (
+from fedapps.lab.results.seeds import (
     Measured,
     crossed_interval,
     difference,

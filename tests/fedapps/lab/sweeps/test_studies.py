@@ -10,7 +10,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.lab.results.grid_plots import KINDS
-from fedapps.lab.results.run_measures import Measured, with_intervals
+from fedapps.lab.results.seeds import Measured, with_intervals
 from fedapps.lab.sweeps.grid import prune
 from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.plan import read_plan
