@@ -17,12 +17,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.contract.sent import (
-    CollectingSent,
-    DrawSent,
-    MixturesSent,
-    PredictorsSent,
-)
+from fedapps.algorithms.contract.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
 from fedapps.algorithms.ensembles.predictor_cache import remember
 from fedapps.algorithms.ensembles.sparse_tables import is_packed, unpack
 from fedapps.clients.base.options import Config

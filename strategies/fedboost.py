@@ -40,12 +40,7 @@ from fedapps.algorithms.common.mirror import MIRRORS
 from fedapps.algorithms.common.options import Options, check_choice, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.contract.sent import (
-    CollectingSent,
-    DrawSent,
-    MixturesSent,
-    PredictorsSent,
-)
+from fedapps.algorithms.contract.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
 from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
     centred,

@@ -21,11 +21,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
 from fedapps.strategies.base.messages import content_bytes, content_sizes
-from fedapps.strategies.base.named_grid import (
-    IDENTITY,
-    Packing,
-    WrappedGrid,
-)
+from fedapps.strategies.base.named_grid import IDENTITY, Packing, WrappedGrid
 from fedapps.strategies.base.rounds import Ending, Observer, Round
 
 FILE = "audit.jsonl"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedapps.data.images import save_set
 from fedapps.strategies.base.rounds import Ending, Observer
 
-if TYPE_CHECKING:  # reports import this module and need no Flower
+if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fedapps.strategies.base.capabilities import MakingSamples
