@@ -11,7 +11,7 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
 from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
-from fedapps.clients import FedFWClient, MessageStore, ProjectedClient
+from fedapps.clients import FedFWClient, MessageStore
 from fedapps.clients.families.problems import ObjectiveProblem
 from fedapps.clients.families.torch_problem import TorchProblem
 from tests.helpers import assert_arrays, blobs, refused, small_net
@@ -52,16 +52,6 @@ def test_naive_keeps_nothing_and_a_point_travels_where_it_is_asked_for():
     one = client()
     arrays, _, _ = one.fit([np.zeros(5)], numbers(resync=True))
     assert_arrays(arrays, kept(one))
-
-
-def test_the_message_of_the_server_is_not_written_to():
-    x_bar = np.zeros(5)
-    x_bar.setflags(write=False)
-    for t in (1, 2):
-        client().fit([x_bar], numbers(t=t))
-    ProjectedClient(ObjectiveProblem(LeastSquares(A, B)), L1).fit(
-        [x_bar], {"learning-rate": 0.1, "local-steps": 3, "batch-size": 0}
-    )
 
 
 def test_averaged_gradients():

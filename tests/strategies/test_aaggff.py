@@ -4,15 +4,14 @@ samples, options.
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
-from fedapps.clients import FedAvgClient, to_client_app
-from fedapps.engines.inline import InlineGrid
+from fedapps.clients import FedAvgClient
 from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, FedAvg
 from tests.helpers import (
     START,
+    EchoClient,
     LossyClient,
     arrays_of,
     assert_arrays,
@@ -143,13 +142,10 @@ def test_the_reported_loss_is_that_of_the_received_model_and_changes_no_training
 
 
 def test_other_methods_do_not_ask_for_it():
-    config = ConfigRecord({"server-round": 1, "num-rounds": 1})
-    app = to_client_app(lambda c: client(0))
-    arrays = ArrayRecord({"w": Array(np.zeros(2))})
-    list(FedAvg().configure_train(1, arrays, config, InlineGrid(app, 2)))
-    assert "loss-before" not in config
-    list(AAggFFD(FedAvg()).configure_train(1, arrays, config, InlineGrid(app, 2)))
-    assert config["loss-before"] is True
+    for strategy, asks in ((FedAvg(), False), (AAggFFD(FedAvg()), True)):
+        client = EchoClient(1.0, metrics={"loss-before": 1.0}, heard=(heard := []).append)
+        simulate(strategy, lambda i, _, client=client: client, 2, START, 1)
+        assert all(("loss-before" in config) == asks for config in heard)
 
 
 def test_a_c1_above_the_automatic_c2_is_an_error_before_training():

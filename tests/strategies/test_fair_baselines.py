@@ -119,16 +119,11 @@ def test_q_fedavg_works_with_losses_of_any_size():
 # --- FedMGDA+ -------------------------------------------------------------------------
 
 
-class Mover(EchoClient):
-    def __init__(self, move, num_examples=1):
-        super().__init__(np.asarray(move, float), num_examples)
-
-
 def test_fedmgda_by_hand():
     """Unit updates (1, 0) and (0.6, 0.8): at equal weights the gradient of the norm is
     the same for both, so lambda is (1/2, 1/2).
     """
-    clients = [Mover([5.0, 0.0], 9), Mover([0.3, 0.4])]
+    clients = [EchoClient([5.0, 0.0], 9), EchoClient([0.3, 0.4])]
     np.testing.assert_allclose(
         final(FedMGDA(FedAvg(), FedMGDAOptions(1.0, 0.5)), clients), [0.4, 0.2], atol=1e-6
     )
@@ -138,7 +133,7 @@ def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
     # the shortest mixture of (1,0), (0,1), (0,1) is (1/2, 1/2)
     moves = [[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]
     at = {
-        eps: final(FedMGDA(FedAvg(), FedMGDAOptions(eps)), [Mover(m) for m in moves])
+        eps: final(FedMGDA(FedAvg(), FedMGDAOptions(eps)), [EchoClient(m) for m in moves])
         for eps in (0.0, 0.05, 1.0)
     }
     np.testing.assert_allclose(at[0.0], [1 / 3, 2 / 3], atol=1e-9)
@@ -147,7 +142,7 @@ def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
 
 
 def test_fedmgda_stays_near_its_prior():
-    moves = [Mover([2.0, 0.0], 3), Mover([0.0, 5.0], 1)]
+    moves = [EchoClient([2.0, 0.0], 3), EchoClient([0.0, 5.0], 1)]
     for eps, wanted in ((0.0, [0.75, 0.25]), (0.1, [0.65, 0.35])):
         np.testing.assert_allclose(
             final(FedMGDA(FedAvg(), FedMGDAOptions(eps, prior="samples")), moves), wanted, atol=1e-6
@@ -156,9 +151,9 @@ def test_fedmgda_stays_near_its_prior():
 
 def test_fedmgda_does_not_move_between_opposite_clients_or_without_updates():
     np.testing.assert_allclose(
-        final(FedMGDA(FedAvg()), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9
+        final(FedMGDA(FedAvg()), [EchoClient([1.0, 2.0]), EchoClient([-1.0, -2.0])]), 0.0, atol=1e-9
     )
-    np.testing.assert_array_equal(final(FedMGDA(FedAvg()), [Mover([0.0, 0.0])] * 2), 0.0)
+    np.testing.assert_array_equal(final(FedMGDA(FedAvg()), [EchoClient([0.0, 0.0])] * 2), 0.0)
 
 
 # --- all of them ----------------------------------------------------------------------

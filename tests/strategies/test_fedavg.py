@@ -16,7 +16,7 @@ from fedapps.strategies import (
     Scaffold,
     UpdateBound,
 )
-from tests.helpers import EchoClient, LossyClient, arrays_of, play, simulate, that_fails
+from tests.helpers import EchoClient, LossyClient, Trains, arrays_of, play, simulate, that_fails
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
 
@@ -221,8 +221,7 @@ def test_counters_and_running_statistics_are_averaged():
         "layer.running_var": np.full(2, 0.01, np.float32),
         "layer.num_batches_tracked": np.int64(4),
     }
-    client = EchoClient(0)
-    client.fit = lambda p, c: ([p[0] - 1, p[1] - np.float32(0.005), p[2] + 2], 1, {})
+    client = Trains(lambda p, _: [p[0] - 1, p[1] - np.float32(0.005), p[2] + 2])
     result = arrays_of(
         play(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i: client, 2, start)
     )

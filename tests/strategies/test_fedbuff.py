@@ -34,27 +34,21 @@ from fedapps.strategies import (
     run_rounds,
 )
 from fedapps.strategies.base.clocks import Flight
-from tests.helpers import EchoClient, arrays_of, assert_arrays, refused
+from tests.helpers import EchoClient, Trains, arrays_of, assert_arrays, refused
 
 START = {"w": np.zeros(2), "count": np.array(7)}
-
-
-class Towards(EchoClient):
-    """Moves a tenth of the way to its own number: what it sends depends on what it
-    got.
-    """
-
-    def fit(self, parameters, config):
-        w, *others = parameters
-        return [w + 0.1 * (self.shift - w), *others], self.num_examples, {"loss": 1.0}
 
 
 def echo(i):
     return EchoClient([1.0, 10.0, 100.0, 1000.0][i % 4])
 
 
-def towards(i):
-    return Towards(float(i), num_examples=i + 1)
+def towards(i, goal=None):
+    """Return a client that moves a tenth of the way to its own number: what it sends
+    depends on what it got.
+    """
+    to = i if goal is None else goal
+    return Trains(lambda sent, _: [sent[0] + 0.1 * (to - sent[0]), *sent[1:]], i + 1)
 
 
 def measured(*seconds):
@@ -168,12 +162,8 @@ def test_with_equal_speeds_and_a_full_buffer_it_is_the_wrapped_strategy(base, pe
 
 
 def test_running_variances_of_late_replies_stay_positive():
-
-    class Shrinks(EchoClient):
-        def fit(self, parameters, config):
-            return [parameters[0] * 0.01, parameters[1]], 1, {"loss": 1.0}
-
-    strategy, grid = FedBuff(FedAvg(), FedBuffOptions(1)), grid_of(2, measured(10, 1), Shrinks)
+    shrinks = lambda _: Trains(lambda sent, _: [sent[0] * 0.01, sent[1]])
+    strategy, grid = FedBuff(FedAvg(), FedBuffOptions(1)), grid_of(2, measured(10, 1), shrinks)
     arrays, seen = run(
         strategy, grid, 10, {"bn.running_var": np.array([1.0, 4.0]), "w": np.zeros(2)}
     )
@@ -445,7 +435,7 @@ def test_one_of_flowers_strategies_may_wait_for_one():
 
 
 def test_krum_chooses_from_a_buffer():
-    grid = grid_of(8, log_normal(), lambda i: Towards(1e3 if i == 3 else 1.0), 7)
+    grid = grid_of(8, log_normal(), lambda i: towards(i, 1e3 if i == 3 else 1.0), 7)
     robust = Robust(FedBuff(FedAvg(), FedBuffOptions(5)), RobustOptions("multi-krum"))
     assert (run(robust, grid, 20)[0]["w"] <= 1).all()
 

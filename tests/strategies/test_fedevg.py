@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
-from flwr.client import NumPyClient
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss
@@ -29,7 +28,7 @@ from fedapps.strategies import (
     PrivacyOptions,
     Private,
 )
-from tests.helpers import arrays_in, arrays_of, exchanged, refused, simulate
+from tests.helpers import NoNoise, Trains, arrays_in, arrays_of, exchanged, refused, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 4, 8
 TRAIN = {"batch-size": 16, "learning-rate": 0.001, "local-epochs": 1, "seed": 3}
@@ -72,22 +71,15 @@ def evg_client(i, context=None):
     )
 
 
-class Signals(NumPyClient):
-    """Replies with known signals."""
-
-    def __init__(self, log, slope, n=1):
-        self.answer, self.n = (log, slope), n
-
-    def fit(self, parameters, config):
-        x = parameters[0]
-        return (
-            [np.full_like(x, self.answer[1]), np.full(len(x), self.answer[0], np.float32)],
-            self.n,
-            {"loss": 0.0},
-        )
-
-    def evaluate(self, parameters, config):
-        return 0.0, 1, {"accuracy": 0.5}
+def signals(log, slope, n=1, most=None):
+    """Return a client that replies with known signals, of the first samples only."""
+    return Trains(
+        lambda sent, _: [
+            np.full_like(sent[0], slope)[:most],
+            np.full(len(sent[0]), log, np.float32)[:most],
+        ],
+        n,
+    )
 
 
 def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
@@ -144,7 +136,7 @@ def test_two_rounds_by_hand():
     """Three clients of 1, 1 and 2 samples; the second has no sample of any class and
     weighs e^-2 of the first.
     """
-    clients = [Signals(1, -1.0), Signals(-1, 2.0), Signals(0, 0.2, 2)]
+    clients = [signals(1, -1.0), signals(-1, 2.0), signals(0, 0.2, 2)]
     strategy = evg(FedEvgOptions(beta_first=0.5, beta_last=0.1, delta=0.2))
     got = arrays_of(run(strategy, lambda i, _: clients[i], rounds=2))["x"]
     weights = np.array([np.e, 1 / np.e, 2.0])
@@ -188,7 +180,7 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
     """log e is at most 1, and a gradient at most twice as long as the median."""
     x = {}
     for lie in ((50, -1e5), (1, -3.0)):
-        clients = [Signals(1, 1.0), Signals(1, 1.5), Signals(*lie)]
+        clients = [signals(1, 1.0), signals(1, 1.5), signals(*lie)]
         strategy = evg(FedEvgOptions(beta_first=0.1, beta_last=0.1, delta=0.0))
         x[lie] = arrays_of(run(strategy, lambda i, _, clients=clients: clients[i], rounds=1))["x"]
     np.testing.assert_allclose(
@@ -201,14 +193,14 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
 
 def test_low_is_the_end_of_the_range():
     strategy = evg(FedEvgOptions(beta_first=100.0, low=-1.0))
-    assert (arrays_of(run(strategy, lambda i, _: Signals(0, 1.0), rounds=1))["x"] == -1.0).all()
+    assert (arrays_of(run(strategy, lambda i, _: signals(0, 1.0), rounds=1))["x"] == -1.0).all()
 
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (Signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
-        (Signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
+        (signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
+        (signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
         (
             FedEvgClient(net_fn, model_fn, images(0, shape=(3, 8, 8))),
             "this client's have 3 channel.s. of 8 x 8",
@@ -216,7 +208,7 @@ def test_low_is_the_end_of_the_range():
     ],
 )
 def test_a_skipped_client_is_named_and_the_others_are_used(wrong, reason, caplog, monkeypatch):
-    clients = [Signals(1, -1.0), wrong, Signals(1, -1.0)]
+    clients = [signals(1, -1.0), wrong, signals(1, -1.0)]
     np.testing.assert_array_equal(
         arrays_of(run(evg(), lambda i, _: clients[i], rounds=1))["x"],
         arrays_of(run(evg(), lambda i, _: clients[2 * i], clients=2, rounds=1))["x"],
@@ -237,18 +229,8 @@ def test_with_privacy_the_noisy_mean_replaces_the_quotient():
     """The mean of clipped e_i grad E_i over sampled clients, of which one replies with
     signals of too few samples, which are none; epsilon is reported.
     """
-
-    class Few(Signals):
-        def fit(self, parameters, config):
-            signals, *rest = super().fit(parameters, config)
-            return [signal[:1] for signal in signals], *rest
-
-    class NoNoise:
-        def normal(self, mean, std, shape):
-            self.std = std
-            return np.zeros(shape)
-
-    clients, rng = [Signals(1, -0.001), Signals(-1, 0.5), Few(1, 0.5)], NoNoise()
+    few = signals(1, 0.5, most=1)
+    clients, rng = [signals(1, -0.001), signals(-1, 0.5), few], NoNoise()
     strategy = evg(FedEvgOptions(beta_first=1.0, delta=0.0))
     private = Private(strategy, PrivacyOptions(2.0, 1.0), rng)
     result = simulate(private, lambda i, _: clients[i], 3, strategy.first_arrays(), 1)

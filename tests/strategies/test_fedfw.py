@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
-from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from fedapps.algorithms.frank_wolfe.objectives import LeastSquares
 from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from fedapps.clients import FedFWClient, ProjectedClient
@@ -53,13 +52,18 @@ def test_the_one_dimensional_counter_example(variant, dual, low, high):
     assert low <= x_bar[0] <= high + 1e-12
 
 
+@pytest.mark.parametrize(
+    "domain",
+    [L1Ball((6,), 1.5), L2Ball((6,), 0.7), Product((L2Ball((2,), 0.4), L1Ball((4,), 0.6)))],
+    ids=str,
+)
 @pytest.mark.parametrize("local_steps", [1, 3])
-def test_the_messages_carry_algorithms_1_and_2(local_steps):
+def test_the_messages_carry_algorithms_1_and_2(domain, local_steps):
     """Against the equations written out for dense arrays; the dual step is constant, as
     printed, or falls with step size * penalty. It is taken before the first of a
     round's local steps, and by that one's numbers; t counts local steps.
     """
-    domain, problems = L1Ball((6,), 1.5), quadratics()
+    problems = quadratics()
     for variant, dual in (("fedfw", 0.3), ("fedfw-plus", 0.0), ("fedfw-plus", 0.3)):
         x_bar = np.zeros(6)
         xs, ys = np.zeros((4, 6)), np.zeros((4, 6))
@@ -70,9 +74,7 @@ def test_the_messages_carry_algorithms_1_and_2(local_steps):
                 if variant == "fedfw-plus" and first:
                     ys[i] += (dual * eta * penalty or 0.7) * (xs[i] - x_bar)
                 g = problem.gradient(xs[i]) / 4 + penalty * (xs[i] - x_bar) + ys[i]
-                j = np.abs(g).argmax()
-                xs[i] *= 1 - eta
-                xs[i, j] -= 1.5 * eta * np.sign(g[j])
+                xs[i] = (1 - eta) * xs[i] + eta * domain.lmo(g).dense()
             if t % local_steps == 0:
                 x_bar = xs.mean(0)
         options = FedFWOptions(lambda_0=0.7, dual_step=dual, local_steps=local_steps)
@@ -423,27 +425,6 @@ def test_the_evaluation_is_that_of_the_equations():
     )
     assert (metrics["size"], metrics["n"]) == (pytest.approx(np.abs(x_bar).sum()), 4)
     assert world.rounds[-1].evaluated.bytes_up > 4 * 6 * 8
-
-
-@pytest.mark.slow
-def test_sparse_gradients_and_warm_starts_of_matrix_completion():
-    rng = np.random.default_rng(0)
-    truth = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 9))
-    places = rng.permutation(108)[:90]
-    domain = NuclearBall((12, 9), np.linalg.norm(truth, "nuc"))
-    problems = [
-        ObjectiveProblem(MatrixCompletion(at // 9, at % 9, truth[at // 9, at % 9], (12, 9)))
-        for at in np.array_split(places, 3)
-    ]
-    world, start = World(domain, problems), domain.start().astype(np.float32)
-    x_bar, result = world.run(
-        FedFW(domain, FedFWOptions(lambda_0=0.1), "fedfw-plus"), 400, start=start
-    )
-    assert result.evaluate_metrics_clientapp[400]["objective"] < 0.02 * (
-        sum(p.value(start) for p in problems) / 3
-    )
-    assert x_bar.dtype == np.float32
-    np.testing.assert_allclose(x_bar, np.mean(world.points, axis=0), atol=1e-4)
 
 
 @pytest.mark.parametrize(

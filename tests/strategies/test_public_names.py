@@ -54,12 +54,6 @@ CONSTRUCTED |= {"FedEvg", "FedGenerator", "FedFW", "ProjectedFedAvg", "DFWTrace"
 CONSTRUCTED |= {"HistogramBoosting", "FFGB", "SecureSum", "QFedAvg", "PrivateSum", "IFCA"}
 
 
-class Client(EchoClient):
-    def fit(self, parameters, config):
-        arrays, number, metrics = super().fit(parameters, config)
-        return arrays, number, {**metrics, "loss-before": 1.0, "alpha": 0.5}
-
-
 @pytest.mark.parametrize(
     ("package", "name"),
     [(package, name) for package in (strategies, clients) for name in package.__all__],
@@ -85,8 +79,9 @@ def test_the_example_of_a_strategy_runs(name):
     start = ArrayRecord(
         {name: Array(np.zeros(2, np.float32)) for name in ("fc1.weight", "fc2.weight")}
     )
+    client = EchoClient(1.0, metrics={"loss-before": 1.0, "alpha": 0.5})
     names = {
-        "grid": InlineGrid(to_client_app(lambda context: Client(1.0)), 8),
+        "grid": InlineGrid(to_client_app(lambda context: client), 8),
         "initial_arrays": start,
         "domain": NuclearBall((2, 2), 1.0) if name == "DFWTrace" else L1Ball((2,), 1.0),
         **dict.fromkeys(("evaluator", "distiller", "library", "net", "classifier")),

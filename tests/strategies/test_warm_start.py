@@ -1,10 +1,9 @@
 import numpy as np
-from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam
 
 from fedapps.clients import WarmStartClient
 from fedapps.strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart
-from tests.helpers import EchoClient, arrays_of, play, refused, simulate
+from tests.helpers import EchoClient, Trains, arrays_of, play, refused, simulate
 
 START = {"w": np.float32([1.0, -2.0])}
 
@@ -44,16 +43,9 @@ def test_a_client_of_two_halves_needs_the_name_of_the_half():
 
 def test_each_half_has_its_own_rules_for_replies():
     """Local's replies hold no arrays; in FedAvg's rounds such a reply is skipped."""
-
-    class Silent(NumPyClient):
-        def fit(self, parameters, config):
-            return [], 1, {"loss": 1.0}
-
-        def evaluate(self, parameters, config):
-            return 0.0, 1, {}
-
+    silent = lambda: Trains(lambda *_: [])
     client = lambda i: (
-        Silent() if i == 0 else WarmStartClient({"first": Silent, "then": lambda: EchoClient(1)})
+        silent() if i == 0 else WarmStartClient({"first": silent, "then": lambda: EchoClient(1)})
     )
     rounds = play(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4).seen
     assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]

@@ -8,7 +8,6 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
     Spectrahedron,
 )
 from fedapps.algorithms.frank_wolfe.objectives import (
-    LeastSquares,
     MatrixCompletion,
 )
 from fedapps.algorithms.frank_wolfe.product_domain import Product
@@ -70,90 +69,6 @@ def test_the_schedules_of_the_theorems(call, wanted):
 )
 def test_bad_schedules_and_a_server_step_without_atoms_are_refused(call, message):
     refused(call, message)
-
-
-def plus_step(domain, x, x_bar, gradient, num_clients, step, y, lambda_0):
-    """Algorithm 2's dual step, if there is a ``y``, and the step."""
-    if y is not None:
-        dual_step(y, x, x_bar, lambda_0)
-    return client_step(domain, x, x_bar, gradient, num_clients, step, dual=y)
-
-
-def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
-    """Algorithms 1 and 2, line by line as printed, on dense arrays."""
-    x = [start.copy() for _ in range(n)]
-    y = [np.zeros_like(start) for _ in range(n)]
-    bar = start.copy()
-    for t in range(1, rounds + 1):
-        eta, lam = 2 / (t + 1), lambda_0 * np.sqrt(t + 1)
-        s = []
-        for i in range(n):
-            if plus:
-                y[i] = y[i] + lambda_0 * (x[i] - bar)
-            s.append(lmo(gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)))
-            x[i] = (1 - eta) * x[i] + eta * s[i]
-        bar = (1 - eta) * bar + eta * sum(s) / n
-    return x, bar
-
-
-def least_squares(seed=0, clients=4, rows=5, columns=8):
-    rng = np.random.default_rng(seed)
-    return [
-        LeastSquares(rng.normal(size=(rows, columns)), rng.normal(size=rows))
-        for _ in range(clients)
-    ]
-
-
-@pytest.mark.parametrize("plus", [False, True])
-@pytest.mark.parametrize(
-    "domain",
-    [L1Ball(8, 1.0), L2Ball(8, 0.7), Product((L2Ball(3, 0.4), L1Ball(5, 0.6)))],
-    ids=str,
-)
-def test_both_steps_are_the_algorithms_as_printed(domain, plus):
-    objectives, schedule = least_squares(), Schedule(0.5)
-    points, x_bar = [domain.start() for _ in objectives], domain.start()
-    duals = [np.zeros(8) if plus else None for _ in objectives]
-    for t in range(1, 61):
-        step = schedule.at(t)
-        atoms = [
-            plus_step(domain, x, x_bar, f.gradient(x), 4, step, y, 0.5)
-            for x, y, f in zip(points, duals, objectives, strict=True)
-        ]
-        # What travels is the packed atom, and that is as good as the dense one.
-        server_step(x_bar, [domain.unpack(atom.pack()) for atom in atoms], step.eta)
-    expected, bar = reference(
-        [f.gradient for f in objectives],
-        lambda g: domain.lmo(g).dense(),
-        4,
-        60,
-        0.5,
-        plus,
-        domain.start(),
-    )
-    for found, wanted in (
-        (points, expected),
-        (x_bar, bar),
-        (x_bar, np.mean(points, axis=0)),
-    ):
-        np.testing.assert_allclose(found, wanted, atol=1e-10)
-
-
-def test_the_mean_stays_the_mean_under_partial_participation():
-    domain, objectives = L1Ball(8, 1.0), least_squares(clients=6)
-    rng, schedule = np.random.default_rng(1), Schedule(0.5, participation=1 / 3)
-    points, copies = [[domain.start() for _ in objectives] for _ in range(2)]
-    x_bar = domain.start()
-    for t in range(1, 301):
-        step, chosen = schedule.at(t), sorted(rng.choice(6, 2, replace=False))
-        atoms = [
-            client_step(domain, points[i], x_bar, objectives[i].gradient(points[i]), 6, step)
-            for i in chosen
-        ]
-        server_step_partial(x_bar, [copies[i] for i in chosen], atoms, step.eta, 6)
-        np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-12)
-    np.testing.assert_array_equal(points, copies)
-    assert domain.contains(x_bar)
 
 
 DOMAINS = [

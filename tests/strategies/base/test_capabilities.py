@@ -18,7 +18,6 @@ from fedapps.strategies import (
     TERM,
     FedAvg,
     FedBuff,
-    FedProx,
     PrivacyOptions,
     Private,
     PropFair,
@@ -29,7 +28,7 @@ from fedapps.strategies import (
     WarmStart,
 )
 from fedapps.strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
-from tests.helpers import START, LossyClient, arrays_of, refused, simulate
+from tests.helpers import START, LossyClient, Trains, arrays_of, refused, simulate
 
 LOSSES, SHIFTS, STEPS = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [1, 2, 4]
 DP = PrivacyOptions(noise_multiplier=1.0)
@@ -65,16 +64,10 @@ class SummedFedNova(FedAvg):
         return ArrayRecord({"w": Array(moved)}), metrics
 
 
-class NovaClient(LossyClient):
-    """Moves by its shift, and sends that divided by its steps."""
-
-    def __init__(self, i):
-        super().__init__(SHIFTS[i] / STEPS[i], LOSSES[i], 1)
-        self.metrics = {"steps": STEPS[i]}
-
-    def fit(self, parameters, config):
-        arrays, count, metrics = super().fit(parameters, config)
-        return [new - old for new, old in zip(arrays, parameters, strict=True)], count, metrics
+def nova(i):
+    """Return a client that moves by its shift, and sends that divided by its steps."""
+    metrics = {"steps": STEPS[i], "loss-before": LOSSES[i]}
+    return Trains(lambda sent, _: [np.full_like(w, SHIFTS[i] / STEPS[i]) for w in sent], 1, metrics)
 
 
 WRAPPERS = {
@@ -104,7 +97,7 @@ def test_a_weighted_sum_takes_other_weights():
         (SummedFedNova(), np.full(3, 1 / 3)),
         (WRAPPERS["TERM"](SummedFedNova()), tilt),
     ):
-        result = simulate(strategy, lambda i, _: NovaClient(i), 3, START, 1)
+        result = simulate(strategy, lambda i, _: nova(i), 3, START, 1)
         expected = (weights @ (np.array(SHIFTS) / STEPS)) * np.mean(STEPS)
         np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
 
@@ -125,19 +118,12 @@ def test_every_strategy_of_this_package_declares_what_covers_its_aggregation():
             assert "capabilities" in vars(kind), kind
 
 
-@pytest.mark.parametrize("kind", [flower.FedAvg, flower.FedAdam, flower.FedAvgM, flower.FedProx])
-def test_flowers_averages_are_known(kind):
-    assert declared(kind()) == Capabilities("model", "weighted average")
-
-
 def test_a_subclass_that_leaves_the_aggregation_alone_is_covered():
     class Sampling(flower.FedAvg):
         def configure_train(self, *args):
             return super().configure_train(*args)
 
     assert declared(Sampling()).aggregation == "weighted average"
-    assert declared(FedProx()).aggregation == "weighted average"
-    assert declared(FedProx(weights="uniform")).aggregation == "uniform average"
 
 
 def test_what_is_asked_of_replies_follows_the_declaration():
