@@ -238,10 +238,10 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
     ]
     world = World(BOX, problems, fail=options.pop("fail", None), late=options.pop("late", False))
     # half of the clients make half of the steps
-    rounds = 1000 if options and local_steps == 1 else 500
+    rounds = 300 if options and local_steps == 1 else 150
     strategy = FedFW(BOX, FedFWOptions(lambda_0=0.3, local_steps=local_steps), variant)
     x_bar, _ = world.run(strategy, rounds, **options)
-    assert 0 <= suboptimality(x_bar) < 2e-3
+    assert 0 <= suboptimality(x_bar) < 2e-2
     for client in strategy.duals.keys() - strategy.suspects:
         np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
 
