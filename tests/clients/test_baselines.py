@@ -18,6 +18,7 @@ from fedapps.clients import (
     FedAvgClient,
     FedBABUClient,
     FedBNClient,
+    FedRepClient,
     FedRoDClient,
     FilteredClient,
     FinetuneClient,
@@ -33,6 +34,8 @@ from fedapps.strategies import (
     FedBABU,
     FedBABUOptions,
     FedBN,
+    FedRep,
+    FedRepOptions,
     Finetune,
     FinetuneOptions,
     Partial,
@@ -172,6 +175,9 @@ def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
         ),
         (lambda: Partial(PartialOptions("*", "3.*")), FilteredClient, "3."),
         (lambda: Partial(PartialOptions("1.*, 2.*")), FilteredClient, "3."),
+        (lambda: PartialSharing(HEAD, "body"), PartialClient, "3."),
+        (lambda: PartialSharing(HEAD, "head"), PartialClient, ("1.", "2.")),
+        (lambda: FedRep(HEAD, FedRepOptions(2, 1)), FedRepClient, "3."),
     ],
 )
 def test_what_stays_home_is_in_no_message_and_differs_between_clients(

@@ -31,7 +31,6 @@ from fedapps.strategies import (
     DittoOptions,
     FedAvg,
     FedRep,
-    FedRepOptions,
     Local,
     PartialSharing,
     PFedMe,
@@ -330,27 +329,6 @@ def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
 
 
 # --- one part shared ------------------------------------------------------------------
-
-PARTIAL = {
-    "fedper": (lambda: PartialSharing(["3."], "body"), PartialClient, False),
-    "lg-fedavg": (lambda: PartialSharing(["3."], "head"), PartialClient, True),
-    "fedrep": (lambda: FedRep(["3."], FedRepOptions(2, 1)), FedRepClient, False),
-}
-
-
-@pytest.mark.parametrize("name", PARTIAL)
-def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
-    make, kind, head_travels = PARTIAL[name]
-    exchanges = exchanged(monkeypatch)
-    final, stores, result = train_nets(make(), kind)
-    seen = {array_name for _, *both in exchanges for array_name, _ in arrays_in(*both)}
-    assert seen == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
-    # the run's model keeps, of what stays with clients, what it started with
-    for array_name, values in initial().items():
-        assert np.array_equal(values, final[array_name]) == (array_name not in seen)
-    kept = [stores[i].load("private", {}, before=False) for i in range(3)]
-    assert not np.array_equal(kept[0][0], kept[1][0])
-    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.5
 
 
 def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):

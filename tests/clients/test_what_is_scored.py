@@ -315,13 +315,9 @@ def test_near_and_above_m_it_goes_on_as_the_tangent(loss):
     assert gradient == pytest.approx(1 / 0.2)
 
 
-def test_a_large_m_with_as_large_a_learning_rate_is_fedavg():
-    data, config = blobs(), {"momentum": 0.0, "weight-decay": 0.0, "local-epochs": 3}
-    sent = get_arrays(small_net(1))
-    plain, _, metrics = FedAvgClient(small_net, data).fit(sent, {**config, "learning-rate": 0.05})
-    scaled, _, others = PropFairClient(small_net, data).fit(
-        sent, {**config, "learning-rate": 0.05e5, "propfair-m": 1e5}
+def test_the_loss_itself_is_reported():
+    sent, config = get_arrays(small_net(1)), {"learning-rate": 1e-9, "propfair-m": 2.0}
+    plain, ours = (
+        kind(small_net, blobs()).fit(sent, config)[2] for kind in (FedAvgClient, PropFairClient)
     )
-    assert_arrays(plain, scaled, atol=0.0001)
-    # what is reported is the loss itself
-    assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3)
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-4)

@@ -173,38 +173,6 @@ def test_should_stop_ends_any_run(kind):
     assert list(result.evaluate_metrics_clientapp) == [1, 2]
 
 
-JOB = """\
-from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
-from fedapps.strategies import AAggFFS, FedAvg, FedProx, FedProxOptions
-
-def job(grid: Grid, arrays: ArrayRecord) -> None:
-    FedProx(FedProxOptions(mu=0.1), fraction_train=0.3)
-    AAggFFS(FedAvg()).start(grid, arrays, num_rounds=3)
-    FedProx(mu=0.1)
-    FedAvg(fraction_trian=0.3)
-    AAggFFS(FedAvg()).start(grid, arrays, num_round=3)
-"""
-#: Only this project is followed, which takes a twentieth of the time.
-QUICK = """\
-[mypy]
-ignore_missing_imports = True
-[mypy-torch.*,numpy.*,scipy.*,flwr.*]
-follow_imports = skip
-"""
-
-
-@pytest.mark.slow
-def test_mypy_refuses_them(tmp_path):
-    api = pytest.importorskip("mypy.api")
-    (tmp_path / "job.py").write_text(JOB)
-    (tmp_path / "mypy.ini").write_text(QUICK)
-    given = ["--cache-dir", str(tmp_path), "--config-file", str(tmp_path / "mypy.ini")]
-    output, _, _ = api.run([*given, str(tmp_path / "job.py")])
-    lines = [line.split(":")[1] for line in output.splitlines() if ": error: " in line]
-    assert lines == ["8", "9", "10"], output
-
-
 # --- arguments ------------------------------------------------------------------------
 
 

@@ -76,6 +76,7 @@ OPTIONS = [
     (FedFWOptions, {"local_steps": 0}, "local-steps = 0"),
     (FedFWOptions, {"batch_size": 3}, "batch-size = 3, schedule = 'convex'"),
     (FFGBDistillOptions, {"step": 10.0, "mu": 0.2}, r"step = 10, mu = 0\.2: .* at most 1"),
+    (FFGBDistillOptions, {"distill_loss": "ce"}, "distill-loss = 'ce': "),
     (FFGBOptions, {"local_steps": 0}, "local-steps = 0"),
     (FFGBOptions, {"gamma": 0.0}, r"gamma = 0.0: choose a value in \(0, 1\]"),
     (FFGBOptions, {"schedule": "general", "mu": 0.0}, "schedule = 'general' divides by mu, .* 0"),

@@ -1,5 +1,3 @@
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -347,15 +345,6 @@ def test_the_weights_of_a_sample_are_those_of_all(cap, rate, prior):
         if number == 20:
             rule.add(3)
             rule.drop([40, 41, 42])
-
-
-def test_clients_never_heard_of_count_as_one():
-    rule = LinearisedFTRL(1_000_000, 1e-5, cap=3.0)
-    rule.decide(np.arange(10), rule.high * np.linspace(0, 1, 10))
-    tracemalloc.start()
-    rule.at(np.arange(5, 15))
-    assert tracemalloc.get_traced_memory()[1] < 4 * rule.count  # half of an array of all
-    tracemalloc.stop()
 
 
 # Both

@@ -85,18 +85,6 @@ def test_large_scores_of_logistic_do_not_overflow():
     assert np.isfinite(objectives()["logistic"].gradient(1e4 * weights)).all()
 
 
-def test_counts_of_samples():
-    assert {name: objective.num_examples for name, objective in objectives().items()} == {
-        "wide least squares": 6,
-        "tall least squares": 30,
-        "logistic": 20,
-        "matrix completion": 20,
-        "assignment": 25,
-        "assignment, symmetric": 25,
-        "assignment, a part": 3,
-    }
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_sparse_gradient_is_an_operator(dtype):
     rng = np.random.default_rng(4)

@@ -32,13 +32,6 @@ class Client(NumPyClient):
         return 0.25, 3, self.metrics
 
 
-def test_names_arrays_and_configuration_arrive_and_return():
-    reply = ask(lambda c: Client(), "train", config={"factor": 2})
-    assert list(reply.content["arrays"]) == ["layer.w", "layer.b"]
-    np.testing.assert_array_equal(reply.content["arrays"]["layer.w"].numpy(), [0, 2, 4])
-    assert reply.content["metrics"]["num-examples"] == 7
-
-
 def test_metric_types():
     client = Client()
     client.metrics = {
