@@ -1,5 +1,5 @@
-"""AFL, q-FedAvg, TERM, FedMGDA+, PropFair and AAggFF: closed forms by hand, reductions to
-FedAvg, and fairness.
+"""AFL, q-FedAvg, TERM, FedMGDA+, PropFair and AAggFF: closed forms by hand, reductions
+to FedAvg, and fairness.
 """
 
 import numpy as np

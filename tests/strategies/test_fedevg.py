@@ -353,16 +353,8 @@ def halves(seed, n=32):
     return ClientData(split(), split(), split())
 
 
-def model_of_two(seed):
-    return build_model("logistic", SHAPE, TWO, seed)
-
-
 def net_of_two(seed):
     return build_energy_net("energy-cnn", SHAPE, TWO, seed)
-
-
-def evaluator_of_two(x, y, server_round):
-    return {name: tensor.numpy() for name, tensor in model_of_two(1).state_dict().items()}, {}
 
 
 def recognised(x, y):
@@ -385,7 +377,7 @@ class Watched(FedEvgClient):
 
 
 def evg_of_two(**options):
-    return FedEvg(SHAPE, TWO, evaluator_of_two, FedEvgOptions(**options), M, seed=3)
+    return FedEvg(SHAPE, TWO, evaluator, FedEvgOptions(**options), M, seed=3)
 
 
 def config_of(strategy, server_round=1, **extra):
@@ -402,7 +394,7 @@ def test_what_is_sent_rises_with_the_energy_and_counts_more_where_the_net_says_y
     client's own net.
     """
     strategy = evg_of_two()
-    client = Watched(net_of_two, model_of_two, halves(0), 0)
+    client = Watched(net_of_two, model_fn, halves(0), 0)
     x, y = strategy.first_arrays().values()
     (gradients, logs), *_ = client.fit([x, y], config_of(strategy))
     at = torch.tensor(x, requires_grad=True)
@@ -420,8 +412,8 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
     strategy = evg_of_two(persistent=True)
     x, y = strategy.first_arrays().values()
     kept, whole = (
-        Watched(net_of_two, model_of_two, halves(0), 0),
-        Watched(net_of_two, model_of_two, halves(0), 0),
+        Watched(net_of_two, model_fn, halves(0), 0),
+        Watched(net_of_two, model_fn, halves(0), 0),
     )
     for now in (1, 2):
         kept.fit([x, y], config_of(strategy, now))
@@ -430,7 +422,7 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
     for now in (1, 2):
         whole._train_energy(net.train(), optimiser, *samples, config_of(strategy, now))
     assert_arrays(kept.net.state_dict(), net.state_dict(), rtol=1e-5, atol=1e-5)
-    fresh = Watched(net_of_two, model_of_two, halves(0), 0)
+    fresh = Watched(net_of_two, model_fn, halves(0), 0)
     for now in (1, 2):
         fresh.fit([x, y], config_of(evg_of_two(), now))
     assert not all(
@@ -453,7 +445,7 @@ def test_sites_with_five_architectures_draw_one_set():
         both = halves(i).train
         own = Split(both.x[both.y == i % TWO], both.y[both.y == i % TWO])
         build = lambda seed: build_energy_net(names[i], SHAPE, TWO, seed)
-        return FedEvgClient(build, model_of_two, ClientData(own, own, own), i, store)
+        return FedEvgClient(build, model_fn, ClientData(own, own, own), i, store)
 
     strategy = evg_of_two(persistent=True, beta_first=3.0, beta_last=0.1)
     train = FASTER | {"local-epochs": 4}
@@ -489,9 +481,7 @@ def test_the_discriminator_tells_real_from_made_and_the_generator_deceives_it():
     one, and the generator goes where it is higher.
     """
     net = ToyGAN()
-    step = FedCGANClient(net, model_of_two, halves(0), 0).steps(
-        TrainOptions(0.01, batch_size=4), 0.01
-    )
+    step = FedCGANClient(net, model_fn, halves(0), 0).steps(TrainOptions(0.01, batch_size=4), 0.01)
     real = torch.tensor([[1.0, 0.5]]).repeat(4, 1)  # 2 x - 1: pixel 0 is 1, pixel 1 is 0
     before = net.generator.p.item(), *net.discriminator.w.tolist()
     loss = float(step(real, torch.zeros(4, dtype=torch.long)))
@@ -528,9 +518,7 @@ class ToyVAE(nn.Module):
 def test_the_code_is_drawn_towards_the_standard_normal():
     x, y = torch.rand(4, *SHAPE), torch.zeros(4, dtype=torch.long)
     net = ToyVAE(x)
-    step = FedCVAEClient(net, model_of_two, halves(0), 0).steps(
-        TrainOptions(0.05, batch_size=4), 0.05
-    )
+    step = FedCVAEClient(net, model_fn, halves(0), 0).steps(TrainOptions(0.05, batch_size=4), 0.05)
     sigma2 = np.exp(-2.0)
     wanted = 64 * 0.25 + (4 + sigma2 - 1 - np.log(sigma2)) / 2  # 64 pixels, each off by a half
     assert float(step(x, y)) == pytest.approx(wanted, rel=1e-5)
@@ -545,11 +533,9 @@ def test_the_code_is_drawn_towards_the_standard_normal():
 )
 def test_generated_images_are_those_of_their_class(kind, half, epochs):
     def client(i, context):
-        return half(build_generator(kind, SHAPE, TWO, 4, 9), model_of_two, halves(i), i)
+        return half(build_generator(kind, SHAPE, TWO, 4, 9), model_fn, halves(i), i)
 
-    strategy = FedGenerator(
-        build_generator(kind, SHAPE, TWO, 4, 0), evaluator_of_two, TWO, 40, seed=3
-    )
+    strategy = FedGenerator(build_generator(kind, SHAPE, TWO, 4, 0), evaluator, TWO, 40, seed=3)
     train = FASTER | {"local-epochs": epochs, "learning-rate": 0.005}
     result = simulate(strategy, client, 2, strategy.first_arrays(), 2, train, evaluate_every=0)
     assert recognised(*strategy.samples(result.arrays)) >= 0.9

@@ -18,9 +18,11 @@ from fedapps.strategies import (
     FedAdam,
     FedAvg,
     FedAvgOptions,
+    FedBoost,
     FedBoostOptions,
     FedBuff,
     FedBuffOptions,
+    FedDyn,
     FedEvg,
     FedEvgOptions,
     FedFWOptions,
@@ -34,11 +36,13 @@ from fedapps.strategies import (
     PaceOptions,
     PrivacyOptions,
     Private,
+    PrivateSum,
     PropFairOptions,
     QFedAvg,
     QFedAvgOptions,
     Robust,
     RobustOptions,
+    Scaffold,
     SecureOptions,
     SecureSum,
     SuPerFedOptions,
@@ -208,6 +212,27 @@ COMPOSED = {
     ],
     lambda inner: Robust(inner, RobustOptions("median")): [
         (lambda: FedBuff(FedAvg()), "FedBuff takes more than an average"),
+        (
+            lambda: FedBoost(lambda arrays: None),
+            "robust.rule = 'median': the replies to FedBoost are not models",
+        ),
+        (
+            Scaffold,
+            "robust.rule = 'median': Scaffold takes more than an average .*: "
+            "choose 'krum', 'multi-krum' or 'none'",
+        ),
+    ],
+    lambda inner: Robust(inner, RobustOptions("krum")): [
+        (make, f"robust.rule = 'krum': {name} takes more .*: choose 'none'")
+        for name, make in {
+            "Private": lambda: Private(FedAvg(), PRIVATE),
+            "WarmStart": lambda: WarmStart(FedAvg(), 1, FedDyn()),
+            "Robust": lambda: Robust(FedAvg(), RobustOptions("krum")),
+        }.items()
+    ],
+    lambda inner: PrivateSum(inner, PRIVATE): [
+        (lambda: AAggFFS(FedAvg()), "only the average can be private"),
+        (lambda: QFedAvg(FedAvg()), "only the average can be private"),
     ],
 }
 

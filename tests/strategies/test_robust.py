@@ -18,17 +18,11 @@ from fedapps.strategies import (
     AAggFFS,
     FedAdam,
     FedAvg,
-    FedBoost,
-    FedDyn,
     FedMGDA,
-    PrivacyOptions,
-    Private,
     QFedAvg,
     Robust,
     RobustOptions,
-    Scaffold,
     TooFewReplies,
-    WarmStart,
 )
 from tests.helpers import (
     EchoClient,
@@ -162,41 +156,6 @@ def test_a_run_that_samples_too_few_clients_is_refused():
     said = "clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 replies"
     given = {"robust.rule": "krum", "robust.num-malicious": 2}
     refused(lambda: read_settings(given), said, UserError)
-
-
-REFUSED = {
-    "replies that are no models": (
-        lambda: FedBoost(lambda arrays: None),
-        "median",
-        "the replies to FedBoost are not models",
-    ),
-    "more than an average": (
-        Scaffold,
-        "median",
-        "Scaffold takes more than an average .*: choose 'krum', 'multi-krum' or 'none'",
-    ),
-    "noise for the sum of all": (
-        lambda: Private(FedAvg(), PrivacyOptions(1.0)),
-        "krum",
-        "Private takes more .*: choose 'none'",
-    ),
-    "two strategies": (
-        lambda: WarmStart(FedAvg(), 1, FedDyn()),
-        "krum",
-        "WarmStart takes more .*: choose 'none'",
-    ),
-    "robust twice": (
-        lambda: Robust(FedAvg(), RobustOptions("krum")),
-        "krum",
-        "Robust takes more .*: choose 'none'",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case):
-    make, rule, message = REFUSED[case]
-    refused(lambda: Robust(make(), RobustOptions(rule)), f"robust.rule = '{rule}': {message}")
 
 
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])

@@ -1,5 +1,5 @@
 """Local steps are those of the plain loop: to the last bit in double precision. What a
-step adds to the gradient, and what a client draws. A part of a round is its first steps.
+step adds to the gradient, what a client draws, and what a part of a round is.
 """
 
 import itertools

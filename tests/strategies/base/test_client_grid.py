@@ -255,6 +255,13 @@ def test_an_empty_list_is_metered_and_harmless():
 QUESTION = "query.identity"
 
 
+def met(grid, **options):
+    """Return a client grid once its clients have said who they are."""
+    client_grid = ClientGrid(grid, **options)
+    client_grid.wait()
+    return client_grid
+
+
 @pytest.mark.parametrize(
     "app", [stranger(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())]
 )
@@ -266,9 +273,7 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
         return reply
 
     grid = Unruly(app, 40, logged)
-    client_grid = ClientGrid(grid)
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == list(grid.contexts)
+    assert list(met(grid).clients.values()) == list(grid.contexts)
     assert [len(sent) for sent, _ in grid.exchanged] == [3]
     (said,) = [line for line in caplog.messages if "connect" not in line]
     assert "does not answer query.identity" in said
@@ -284,9 +289,7 @@ def test_one_client_without_an_answer_takes_no_other_its_name():
             return stranger()(message, context)
         return app(message, context)
 
-    client_grid = ClientGrid(InlineGrid(mute, 4))
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == [1, 2, 3, 1000]
+    assert list(met(InlineGrid(mute, 4)).clients.values()) == [1, 2, 3, 1000]
 
 
 def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
@@ -297,18 +300,15 @@ def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
         return call_next(message, context)
 
     rounds = []
-    client_grid = ClientGrid(InlineGrid(answer_identity(ClientApp(mods=[mod])), 3))
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == [0, 1, 2]
+    grid = InlineGrid(answer_identity(ClientApp(mods=[mod])), 3)
+    assert list(met(grid).clients.values()) == [0, 1, 2]
     assert rounds == [0, 0, 0]
 
 
 def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
     full = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the disk is full")
     breaks = lambda m, reply: Message(full, reply_to=m) if asks(m, 1000, QUESTION) else reply
-    client_grid = ClientGrid(Unruly(ECHO, 3, breaks))
-    client_grid.wait()
-    assert client_grid.clients == {1001: 1, 1002: 2, 1000: 1000}
+    assert met(Unruly(ECHO, 3, breaks)).clients == {1001: 1, 1002: 2, 1000: 1000}
     assert "the disk is full" in caplog.text
 
 
@@ -328,8 +328,8 @@ def says(names, **more):
 
 
 def test_two_nodes_with_one_name_are_refused():
-    grid = ClientGrid(Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"})))
-    refused(grid.wait, "two nodes say that they are client 'site-a'")
+    grid = Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"}))
+    refused(lambda: met(grid), "two nodes say that they are client 'site-a'")
 
 
 @pytest.mark.parametrize(
@@ -377,8 +377,7 @@ def test_a_name_belongs_to_the_key_that_is_registered(registered):
     grid = Unruly(ECHO, 3, says({1000: "a", 1001: "b", 1002: "a"}))
     known = {1000: ("a" if registered else "", b"0"), 1001: ("", b"1"), 1002: ("", b"2")}
     grid.get_nodes = lambda: [Known(node, *known[node]) for node in grid.on]
-    client_grid = ClientGrid(grid, num_clients=2)
-    client_grid.wait()
+    client_grid = met(grid, num_clients=2)
     assert client_grid.clients == {1000: "a", 1001: "b"}
     assert on_nodes(client_grid, [1001, 1002]) == {1001: "b"} | ({} if registered else {1002: "a"})
     assert on_nodes(client_grid, [1000, 1001]) == {1000: "a", 1001: "b"}
@@ -408,9 +407,7 @@ def test_a_latecomer_that_does_not_answer_is_asked_again():
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 1.5, True, b"site"])
 def test_a_name_that_no_log_could_hold_is_not_taken(name):
-    client_grid = ClientGrid(Unruly(ECHO, 2, says({1001: name})))
-    client_grid.wait()
-    assert client_grid.clients == {1000: 0, 1001: 1001}
+    assert met(Unruly(ECHO, 2, says({1001: name}))).clients == {1000: 0, 1001: 1001}
 
 
 # --- clients kept out of training -----------------------------------------------------
@@ -469,8 +466,7 @@ def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
 
 def test_a_new_client_that_returns_at_another_node_is_still_new():
     grid = Unruly(to_client_app(lambda context: Guest(context.node_config["partition-id"])), 4)
-    clients = ClientGrid(grid, seed=3, num_new=1)
-    clients.wait()
+    clients = met(grid, seed=3, num_new=1)
     (new,) = clients.new_clients
     grid.on.remove(FIRST_NODE + new)
     assert clients.newcomers() == {}
