@@ -1,10 +1,28 @@
+"""The adapter, stores of clients, and the keys of a configuration that they read."""
+
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 
-from fedapps.clients import DiskStore, MessageStore, to_client_app
+from fedapps.algorithms.contract.sent import Sent
+from fedapps.clients import (
+    DiskStore,
+    DittoClient,
+    FedAvgClient,
+    FedBABUClient,
+    MessageStore,
+    to_client_app,
+)
+from fedapps.clients.base import options
+from fedapps.clients.base.options import TrainOptions, keys_read, notice_unread
+from fedapps.clients.propfair import proportional
 from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import FedAvg
+from tests.clients.federation import initial
+from tests.helpers import EchoClient, Trains, blobs, refused, simulate, small_net
 
 
 def asked(client_fn, kind, config=None, **node):
@@ -22,19 +40,8 @@ def ask(*given, **more):
     return asked(*given, **more)[0]
 
 
-class Client(NumPyClient):
-    metrics = {}  # noqa: RUF012
-
-    def fit(self, parameters, config):
-        return [p * config.get("factor", 1) for p in parameters], 7, self.metrics
-
-    def evaluate(self, parameters, config):
-        return 0.25, 3, self.metrics
-
-
 def test_metric_types():
-    client = Client()
-    client.metrics = {
+    metrics = {
         "i": 1,
         "f": 0.5,
         "np": np.float32(2),
@@ -46,41 +53,42 @@ def test_metric_types():
         "raw": b"xy",
     }
     for kind in ("train", "evaluate"):
-        content = ask(lambda c: client, kind).content
+        content = ask(lambda c: EchoClient(0, 7, metrics), kind).content
         numbers, info = dict(content["metrics"]), dict(content["info"])
         assert {k: numbers[k] for k in ("i", "f", "np", "list", "array", "tuple")} == {
             "i": 1, "f": 0.5, "np": 2.0, "list": [1, 2.5], "array": [0, 1, 2], "tuple": [1.0],
         }  # fmt: skip
         assert info == {"flag": True, "text": "ok", "raw": b"xy"}
-    assert (numbers["loss"], numbers["num-examples"]) == (0.25, 3)
+    assert (numbers["loss"], numbers["num-examples"]) == (1.0, 7)
 
 
 def test_an_unsendable_metric_is_named():
-    client = Client()
-    client.metrics = {"history": {"a": 1}}
+    client = EchoClient(0, 7, {"history": {"a": 1}})
     assert (
         "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
     )
 
 
 def test_old_style_client_fn():
-    assert ask(lambda c: Client().to_client(), "train").content["metrics"]["num-examples"] == 7
+    assert (
+        ask(lambda c: EchoClient(0, 7).to_client(), "train").content["metrics"]["num-examples"] == 7
+    )
     assert "client_fn returned str" in ask(lambda c: "oops", "train").error.reason
 
 
 def test_other_numbers_of_arrays_are_numbered():
-    class Atom(Client):
-        def fit(self, parameters, config):
-            return [np.int64(3)], 1, {}
-
-    assert list(ask(lambda c: Atom(), "train").content["arrays"]) == ["0"]
+    atom = Trains(lambda *_: [np.int64(3)])
+    assert list(ask(lambda c: atom, "train").content["arrays"]) == ["0"]
 
 
 @pytest.mark.parametrize(
     ("node", "want"), [({}, 0), ({"client-id": "lab-b"}, "lab-b"), ({"partition-id": 9}, 9)]
 )
 def test_identity(node, want):
-    assert ask(lambda c: Client(), "query.identity", **node).content["config"]["client-id"] == want
+    assert (
+        ask(lambda c: EchoClient(0), "query.identity", **node).content["config"]["client-id"]
+        == want
+    )
 
 
 def test_state_of_a_failed_message_is_dropped():
@@ -186,3 +194,88 @@ def test_drafts_of_killed_processes_go_with_the_next_save(tmp_path):
         (tmp_path / name).touch()
     put(DiskStore(tmp_path, 1), config(2), 2)
     assert {path.name for path in tmp_path.iterdir()} == ({"m.2.1.78.partial", "m.2.1.safetensors"})
+
+
+# --- keys that a client class does not read -------------------------------------------
+
+# Logged once; declared keys are known, whichever module defines the class.
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch):
+    monkeypatch.setattr(options, "_logged", set())
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "learning-rate"),
+        ("learning_rate", "learning-rate"),
+        ("learnin-rate", "learning-rate"),
+        ("batch_size", "batch-size"),
+        ("epochs", "local-epochs"),
+        ("weight-deacy", "weight-decay"),
+        ("ditto_mu", "ditto-mu"),
+    ],
+)
+def test_a_misspelt_option_is_logged_once_with_the_one_that_is_meant(key, meant, caplog):
+    config = {key: 0.5, "server-round": 1}
+    for _ in range(3):
+        notice_unread(DittoClient, config)
+    assert TrainOptions.from_config(config) == TrainOptions()
+    (line,) = caplog.messages
+    assert f"that DittoClient does not read: {key!r} (did you mean {meant!r}?)" in line
+
+
+def test_all_keys_that_it_did_not_know_are_in_one_line(caplog):
+    notice_unread(FedAvgClient, {"lr": 1.0, "colour": "red", "momentum": 0.5})
+    notice_unread(FedAvgClient, {"lr": 1.0, "zzz": 3})
+    none = "(no such option; a class declares its own in reads)"
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        f"'lr' (did you mean 'learning-rate'?), 'colour' {none}",
+        f"'zzz' {none}",
+    ]
+
+
+@dataclass(frozen=True)
+class MineSent(Sent, prefix="mine-"):
+    pull: float
+
+
+class MineClient(FedAvgClient):
+    reads = (MineSent,)
+
+
+class Further(MineClient):
+    """Reads what its base reads."""
+
+
+def test_a_class_in_a_file_of_ones_own_declares_its_keys(caplog):
+    for kind in (MineClient, Further, proportional(MineClient)):
+        notice_unread(kind, {**MineSent(0.5).to_config(), "seed": 3, "loss-before": True})
+    assert not caplog.messages
+    notice_unread(FedAvgClient, MineSent(0.5).to_config())
+    assert "FedAvgClient does not read: 'mine-pull'" in caplog.text
+
+
+def test_a_class_reads_what_its_bases_read():
+    read = keys_read(FedBABUClient)
+    assert read is not None
+    assert {"fedbabu-part", "share", "loss-before", "learning-rate", "seed"} <= read
+    assert keys_read(NumPyClient) is None
+
+
+def test_the_adapter_looks_at_every_message(caplog):
+    make = lambda i, _: FedAvgClient(small_net, blobs(i), i)
+    odd = ConfigRecord({"odd-evaluate": 1})
+    simulate(FedAvg(), make, 1, initial(), 1, {"odd-train": 1}, evaluate_config=odd)
+    for key in ("odd-train", "odd-evaluate"):
+        assert f"FedAvgClient does not read: {key!r}" in caplog.text
+
+
+def test_what_is_sent_is_what_is_read_and_what_is_missing_is_named():
+    assert MineSent(1).to_config() == {"mine-pull": 1}
+    assert MineSent.from_config({"mine-pull": 1}) == MineSent(1.0)
+    refused(
+        lambda: MineSent.from_config({"seed": 1}), r"'mine-pull' is missing .* must send MineSent"
+    )

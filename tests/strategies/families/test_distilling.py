@@ -152,10 +152,6 @@ def test_labels_beyond_the_nets_classes_are_an_error():
 BLOBS = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
 
 
-def blob_distiller():
-    return Distiller(small_net(0), torch.cat([blobs(i).train.x for i in range(3)]))
-
-
 def test_the_options_of_the_fit_reach_it(monkeypatch):
     seen = []
 
@@ -169,5 +165,6 @@ def test_the_options_of_the_fit_reach_it(monkeypatch):
         2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
     )
     client = lambda i, _: FFGBDistillClient(small_net, blobs(i), i)
-    simulate(FFGBDistill(blob_distiller(), options), client, 1, BLOBS, 1)
+    distiller = Distiller(small_net(0), blobs(0).train.x)
+    simulate(FFGBDistill(distiller, options), client, 1, BLOBS, 1)
     assert seen == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]

@@ -30,7 +30,6 @@ from fedapps.strategies import (
     SuPerFed,
     TERMOptions,
 )
-from fedapps.strategies.base.roster import Numbered
 from fedapps.strategies.base.slots import Slots, pack_ids, unpack_ids
 from tests.helpers import START, EchoClient, LossyClient, arrays_of, play, refused, simulate
 
@@ -397,13 +396,6 @@ def test_those_who_leave_close_the_gaps_and_those_who_come_are_last():
     changed = slots.changed([1, 3], ["new", 5])
     assert changed == [0, 2, 4, "new", 5]
     assert changed.at(["new", 4]).tolist() == [3, 2]
-
-
-def test_only_the_same_numbers_are_everyone():
-    assert Slots.of(Numbered(1000, 5)).has_all(Numbered(1000, 5))
-    assert not Slots.of(Numbered(1000, 5)).has_all(Numbered(1000, 6))
-    assert Slots.of(Numbered(1000, 5)) == Slots(Numbered(1000, 5).values())
-    assert not Slots([0, 1]).has_all({7: 0, 8: 1})  # has to be looked at
 
 
 def run(count, rounds, numbered=True):
