@@ -227,6 +227,23 @@ class Log(Frequencies):
         return loss, gradient, 0 * norms
 
 
+@pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
+def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
+    """One of six fits the clients; five predict outcomes that never occur. The paper's
+    gradient ends on a bad one with some seeds.
+    """
+    truth = np.array([0.55, 0.25, 0.15, 0.05])
+    wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
+    library = Tables(np.vstack([wrong[:3], truth, wrong[3:]]))
+    for seed in range(2):
+        strategy = FedBoost(
+            library, FedBoostOptions(budget=3, step=0.1, gradient=gradient), seed=seed
+        )
+        watched(strategy, [Log(truth)], 100)
+        assert strategy.alpha.argmax() == 3
+        assert strategy.alpha[3] > 0.8
+
+
 # --- predictors that are all the same hold no information -----------------------------
 
 

@@ -542,6 +542,23 @@ def test_a_torch_loss_is_a_function_of_one_row():
     assert set(problem.score(x)) >= {"accuracy", "test-loss"}
 
 
+def test_layers_in_balls_of_their_own():
+    """A net whose layers are low rank and sparse learns blobs."""
+    balls = ((NuclearBall, 6.0), (L2Ball, 2.0), (L1Ball, 20.0), (L2Ball, 2.0))
+    parameters = small_net(0).parameters()
+    domain = Product(
+        tuple(ball(tuple(p.shape), r) for p, (ball, r) in zip(parameters, balls, strict=True))
+    )
+    one = FedFWClient(TorchProblem(small_net(0), blobs(n=150)), domain)
+    x_bar = domain.project(domain.join([p.detach().numpy() for p in small_net(2).parameters()]))
+    before = one.problem.value(x_bar)
+    for t in range(1, 120):
+        one.fit(domain.split(x_bar), numbers(t=t, etas=[0.05], lambdas=[0.0], **{"num-clients": 1}))
+        x_bar = one.point({})
+    assert one.problem.value(x_bar) < 0.4 * before
+    assert domain.contains(x_bar)
+
+
 def test_a_model_with_buffers_is_refused():
     refused(
         lambda: TorchProblem(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), blobs()), "has buffers"

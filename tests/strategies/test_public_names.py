@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg, Strategy
 
 import fedapps
 from fedapps import clients, strategies
+from fedapps.algorithms.common.options import Options
 from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import SecureApp, to_client_app
@@ -100,6 +101,23 @@ def test_type_checkers_see_no_name_that_there_is_not(package):
         for node in seen
         for name in (getattr(n, "id", getattr(n, "name", "")) for n in ast.walk(node))
     }
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [(package, name) for package in (strategies, clients) for name in package.__all__],
+)
+def test_every_public_class_says_what_it_takes(package, name):
+    kind = getattr(package, name)
+    assert kind.__doc__
+    if not isinstance(kind, type) or issubclass(kind, Exception):
+        return
+    if issubclass(kind, Options):
+        declared = [f for f in kind.__dataclass_fields__.values() if "option" in f.metadata]
+        assert all(f.metadata["option"].help in kind.__doc__ for f in declared)
+    elif name in METHODS:
+        assert "Example:" in kind.__doc__
+        assert "Contract" in kind.__doc__
 
 
 # --- signatures -----------------------------------------------------------------------

@@ -259,6 +259,14 @@ def test_the_methods_own_clients_acknowledge_it(name, caplog):
     assert "client half" not in caplog.text
 
 
+def test_flowers_own_loop_hears_too(caplog):
+    """A wrapper of Flower's brings its own loop."""
+    wrapper = flower.DifferentialPrivacyServerSideFixedClipping(PropFair(FedProx()), 0.1, 1.0, 3)
+    start = ArrayRecord(small_net(0).state_dict())
+    wrapper.start(InlineGrid(app_of(FedAvgClient), 3), start, 2, train_config=ConfigRecord(CONFIG))
+    assert sorted(line.split(":")[0] for line in half_warnings(caplog)) == ["FedProx", "PropFair"]
+
+
 def test_a_stranger_acknowledges_with_a_word(caplog):
     proximal = EchoClient(1.0, metrics={METHOD: "fedprox"})
     for client, heard in ((proximal, False), (EchoClient(1.0), True)):
