@@ -317,6 +317,27 @@ class EchoClient(NumPyClient):
         return float(np.mean(parameters[0])), self.num_examples, {"accuracy": 0.5, **self.metrics}
 
 
+class Trains(EchoClient):
+    """A client that trains by a function: ``train(parameters, config)`` returns the
+    arrays.
+    """
+
+    def __init__(self, train, num_examples=1, metrics=None):
+        super().__init__(0.0, num_examples, metrics)
+        self.train = train
+
+    def fit(self, parameters, config):
+        return self.train(parameters, config), self.num_examples, {"loss": 1.0, **self.metrics}
+
+
+class NoNoise:
+    """Replaces the generator of noise, so that a result is known by hand."""
+
+    def normal(self, mean, std, shape):
+        self.std = std
+        return np.zeros(shape)
+
+
 def that_fails(kind, rounds=None):
     """Return clients of class ``kind`` whose training fails: in these rounds, where
     ``rounds(client, round)`` says so, or always.

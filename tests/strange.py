@@ -146,7 +146,7 @@ def structure(content, rng):
     record, name = _array(content, rng)
     kind = rng.integers(8)
     if kind == 0:
-        _clear(content)
+        content.clear()
     elif kind == 1 and record:
         content["again"] = record.copy()
     elif kind == 2 and len(content):
@@ -157,7 +157,7 @@ def structure(content, rng):
         record["more"] = Array(rng.normal(size=4))
     elif kind == 5 and record:
         arrays = dict(record)
-        _clear(record)
+        record.clear()
         for key in sorted(arrays, key=lambda _: rng.random()):
             record[key] = arrays[key]
     elif kind == 6 and record:
@@ -183,8 +183,3 @@ def info(content, rng):
     record = _pick(records, rng) if records else ConfigRecord()
     record[_pick([*record, "predictor-arrays", "x"], rng)] = _pick(VALUES, rng)
     content["info"] = record
-
-
-def _clear(record):
-    for key in list(record):
-        del record[key]

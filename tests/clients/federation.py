@@ -1,5 +1,7 @@
 """Strategies over clients whose stores outlive their messages."""
 
+from flwr.app import RecordDict
+
 from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
@@ -38,6 +40,18 @@ def headed(build=small_net, head=("3.",)):
         return model
 
     return net
+
+
+def own_app(kind, net):
+    """Return an app around clients of a class, whose stores outlive their messages."""
+    stores = {}
+
+    def client_fn(context):
+        number = context.node_config["partition-id"]
+        store = stores.setdefault(number, MessageStore(RecordDict()))
+        return kind(net, blobs(number), number, store)
+
+    return to_client_app(client_fn)
 
 
 def shifted(i):

@@ -1,4 +1,4 @@
-"""Personal methods and SCAFFOLD: closed-form fixed points on two quadratics, exact
+"""Personal methods, SCAFFOLD and FedDyn: closed-form fixed points on quadratics, exact
 reductions, what stays with the client.
 """
 
@@ -30,8 +30,9 @@ from fedapps.strategies import (
     Ditto,
     DittoOptions,
     FedAvg,
+    FedDyn,
+    FedDynOptions,
     FedRep,
-    FedRepOptions,
     Local,
     PartialSharing,
     PFedMe,
@@ -43,7 +44,18 @@ from fedapps.strategies import (
 )
 from tests.clients import federation
 from tests.clients.federation import federate, headed, initial, shifted
-from tests.helpers import arrays_in, assert_arrays, blobs, exchanged, refused, small_net
+from tests.helpers import (
+    EchoClient,
+    Trains,
+    arrays_in,
+    arrays_of,
+    assert_arrays,
+    blobs,
+    exchanged,
+    play,
+    refused,
+    small_net,
+)
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
@@ -331,27 +343,6 @@ def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
 
 # --- one part shared ------------------------------------------------------------------
 
-PARTIAL = {
-    "fedper": (lambda: PartialSharing(["3."], "body"), PartialClient, False),
-    "lg-fedavg": (lambda: PartialSharing(["3."], "head"), PartialClient, True),
-    "fedrep": (lambda: FedRep(["3."], FedRepOptions(2, 1)), FedRepClient, False),
-}
-
-
-@pytest.mark.parametrize("name", PARTIAL)
-def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
-    make, kind, head_travels = PARTIAL[name]
-    exchanges = exchanged(monkeypatch)
-    final, stores, result = train_nets(make(), kind)
-    seen = {array_name for _, *both in exchanges for array_name, _ in arrays_in(*both)}
-    assert seen == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
-    # the run's model keeps, of what stays with clients, what it started with
-    for array_name, values in initial().items():
-        assert np.array_equal(values, final[array_name]) == (array_name not in seen)
-    kept = [stores[i].load("private", {}, before=False) for i in range(3)]
-    assert not np.array_equal(kept[0][0], kept[1][0])
-    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.5
-
 
 def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):
     monkeypatch.setattr("fedapps.clients.steps.trained_net.by_cohort", lambda *_: False)
@@ -409,3 +400,96 @@ def test_what_another_architecture_left_is_refused_and_not_overwritten():
         arrays = {"control": sent + sent, "private": sent[:2]}.get(name, sent)
         refused(lambda: client.fit(arrays, config), r"^client 0.* architecture")
         assert_arrays(client.store.load(name, {}, before=False), left)
+
+
+# --- FedDyn ---------------------------------------------------------------------------
+
+# On heterogeneous quadratics, whose joint optimum is known, with few clients per round;
+# and its client's steps.
+
+ALPHA = 0.7
+M, D = 5, 3
+RNG = np.random.default_rng(4)
+CURVATURES = RNG.uniform(0.5, 4, (M, D))  # f_i(x) = sum_d a_id / 2 (x_d - t_id)^2
+TARGETS = RNG.normal(size=(M, D)) * 3
+JOINT = (CURVATURES * TARGETS).sum(0) / CURVATURES.sum(0)
+
+
+def solving(i, memory):
+    """Return a client that solves its local problem in closed form and keeps g."""
+
+    def solve(sent, config):
+        start, alpha = sent[0], config["feddyn-alpha"]
+        a, g = CURVATURES[i], memory.get(i, np.zeros(D))
+        # gradient: a (theta - t) - g + alpha (theta - start) = 0
+        theta = (a * TARGETS[i] + g + alpha * start) / (a + alpha)
+        memory[i] = g - alpha * (theta - start)
+        return [theta]
+
+    return Trains(solve, i + 1)
+
+
+def final(rounds, sampled):
+    """Return the last model, the strategy and what the clients keep."""
+    memory, strategy, on = (
+        {},
+        FedDyn(FedDynOptions(ALPHA)),
+        {"seed": 3, "clients_per_round": sampled},
+    )
+    start, client = {"x": np.zeros(D)}, lambda i: solving(i, memory)
+    result = play(strategy, client, M, start, rounds, on=on, evaluate_every=0)
+    return arrays_of(result)["x"], strategy, memory
+
+
+@pytest.mark.parametrize(("sampled", "rounds"), [(1, 600), (2, 400), (5, 400)])
+def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled, rounds):
+    result, _, _ = final(rounds, sampled)
+    np.testing.assert_allclose(result, JOINT, atol=1e-6)
+
+
+def test_h_is_the_mean_of_g_over_all_clients_including_absent_ones():
+    _, strategy, memory = final(7, 2)
+    np.testing.assert_allclose(strategy.h, sum(memory.values()) / M, atol=1e-12)
+
+
+def test_statistics_and_counters_are_averaged_and_not_corrected():
+    start = {
+        "w": np.float32([1.0]),
+        "n.running_mean": np.float32([2.0]),
+        "n.num_batches_tracked": np.int64(7),
+    }
+    end = arrays_of(play(FedDyn(FedDynOptions(ALPHA)), lambda i: EchoClient(2 * i), 2, start))
+    assert end["n.running_mean"] == pytest.approx(3.0)
+    assert (end["n.num_batches_tracked"], end["n.num_batches_tracked"].dtype) == (8, np.int64)
+    assert end["w"] == pytest.approx(1 + 1 + 1)  # mean update 1, and -h / alpha = 1
+
+
+# --- the client -----------------------------------------------------------------------
+
+
+def test_the_clients_steps_are_those_of_its_local_problem():
+    client = quadratic(FedDynClient, 1)
+    config = {**CONFIG, "local-epochs": 3, "feddyn-alpha": ALPHA}
+    g = 0.0
+    for start in (5.0, -2.0):  # in the second round g is not 0
+        w = start
+        for _ in range(3):
+            w -= 0.02 * (10 * (w - 1) - g + ALPHA * (w - start))
+        g -= ALPHA * (w - start)
+        (got,), _, _ = client.fit([np.float32([start])], config)
+        assert got[0] == pytest.approx(w, rel=1e-5)
+        assert client.store.load("feddyn", config, before=True)[0][0] == pytest.approx(g, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_feddyn_reaches_the_optimum_with_many_local_steps_and_one_client_a_round():
+    strategy, epochs = FedDyn(FedDynOptions(1.0)), 60
+    server_model, _ = run_quadratics(strategy, FedDynClient, 60, epochs, a_round=1)
+    assert server_model == pytest.approx(OPTIMUM, abs=1e-3)
+
+
+def test_training_that_diverged_is_not_kept():
+    client = quadratic(FedDynClient, 1)
+    config = {**CONFIG, "learning-rate": 1e4, "local-epochs": 50, "feddyn-alpha": ALPHA}
+    refused(lambda: client.fit([np.float32([5.0])], config), r"lower train\.learning-rate")
+    assert client.store.load("feddyn", {}, before=False) is None

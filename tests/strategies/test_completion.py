@@ -77,13 +77,6 @@ def test_the_constants_follow_the_point_and_determine_the_clients_scores(name):
     assert [now.trained.bytes_up > 0 for now in world.rounds] == [True] * 9
 
 
-def test_without_centring_the_baselines_are_reported_too():
-    strategy, kind = build("fedfw", center="none", lambda_0=0.1)
-    result, _ = run(strategy, kind, 6)
-    assert list(arrays_of(result)) == ["x0"]
-    assert result.evaluate_metrics_clientapp[6]["test-rmse-of-biases"] < 1.1
-
-
 @pytest.mark.parametrize("name", ["fedfw-plus", "dfw-trace"])
 def test_all_clients_are_asked_although_rounds_are_sampled(name):
     plain, _ = run(*build(name), 12)

@@ -1,13 +1,20 @@
+"""FedAvg, the server optimisers, and warm starts."""
+
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 
+from fedapps.clients import WarmStartClient
 from fedapps.strategies import (
     FedAdagrad,
     FedAdam,
     FedAvg,
+    FedDyn,
+    FedDynOptions,
     FedOptOptions,
+    FedProx,
     FedYogi,
+    Local,
     PrivacyOptions,
     Private,
     QFedAvg,
@@ -15,8 +22,18 @@ from fedapps.strategies import (
     RobustOptions,
     Scaffold,
     UpdateBound,
+    WarmStart,
 )
-from tests.helpers import EchoClient, LossyClient, arrays_of, play, simulate, that_fails
+from tests.helpers import (
+    EchoClient,
+    LossyClient,
+    Trains,
+    arrays_of,
+    play,
+    refused,
+    simulate,
+    that_fails,
+)
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
 
@@ -221,8 +238,7 @@ def test_counters_and_running_statistics_are_averaged():
         "layer.running_var": np.full(2, 0.01, np.float32),
         "layer.num_batches_tracked": np.int64(4),
     }
-    client = EchoClient(0)
-    client.fit = lambda p, c: ([p[0] - 1, p[1] - np.float32(0.005), p[2] + 2], 1, {})
+    client = Trains(lambda p, _: [p[0] - 1, p[1] - np.float32(0.005), p[2] + 2])
     result = arrays_of(
         play(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i: client, 2, start)
     )
@@ -265,3 +281,69 @@ def test_one_poisoned_round_does_not_stop_the_later_ones(kind):
     assert lengths[2] == pytest.approx(5 * lengths[1])
     goal = np.average([[3, 1, 1], [-1, 0.1, 0.1]], axis=0, weights=SIZES)
     assert np.abs(flat(result) - goal).max() < 0.3
+
+
+# --- one strategy and then another ----------------------------------------------------
+
+BEGIN = {"w": np.float32([1.0, -2.0])}
+
+
+def flowers_own():
+    return flower.FedAdam(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, eta=0.5)
+
+
+def test_it_is_one_strategy_and_then_the_other_from_its_model():
+    client = lambda i, _: EchoClient(i + 1, i + 1)
+    whole = arrays_of(simulate(WarmStart(FedAvg(), 2, flowers_own()), client, 3, BEGIN, 5))
+    half = arrays_of(simulate(FedAvg(), client, 3, BEGIN, 2))
+    rest = arrays_of(
+        play(flowers_own(), lambda i: EchoClient(i + 1, i + 1), 3, half, 5, first_round=3)
+    )
+    np.testing.assert_array_equal(whole["w"], rest["w"])
+
+
+def halves(i, _):
+    """Return a client whose shift shows which half it is."""
+    return WarmStartClient({"first": lambda: EchoClient(1), "then": lambda: EchoClient(10)})
+
+
+def test_the_message_says_which_half_of_the_client_answers():
+    np.testing.assert_allclose(
+        arrays_of(simulate(WarmStart(FedAvg(), 2, FedProx()), halves, 2, BEGIN, 5))["w"],
+        BEGIN["w"] + 2 * 1 + 3 * 10,
+    )
+
+
+def test_a_client_of_two_halves_needs_the_name_of_the_half():
+    refused(
+        lambda: halves(0, None).fit([BEGIN["w"]], {}),
+        r"warm-start-half = None .* must be WarmStart",
+    )
+
+
+def test_each_half_has_its_own_rules_for_replies():
+    """Local's replies hold no arrays; in FedAvg's rounds such a reply is skipped."""
+    silent = lambda: Trains(lambda *_: [])
+    client = lambda i: (
+        silent() if i == 0 else WarmStartClient({"first": silent, "then": lambda: EchoClient(1)})
+    )
+    rounds = play(WarmStart(Local(), 2, FedAvg()), client, 2, BEGIN, 4).seen
+    assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]
+
+
+def test_state_is_that_of_both_halves():
+    strategy = WarmStart(FedDyn(FedDynOptions(1.0)), 1, FedDyn(FedDynOptions(2.0)))
+    simulate(strategy, lambda i, _: EchoClient(1), 2, BEGIN, 3)
+    state = strategy.state_dict()
+    assert sorted(state) == ["first.h", "then.h"]
+    other = WarmStart(FedDyn(), 1, FedDyn())
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other.first.h, strategy.first.h)
+    np.testing.assert_array_equal(other.then.h, strategy.then.h)
+    assert not np.array_equal(other.first.h, other.then.h)
+
+
+def test_the_second_half_may_end_the_run():
+    second = FedProx()
+    second.finished = True
+    assert len(play(WarmStart(FedAvg(), 2, second), lambda _: EchoClient(1), 2, BEGIN, 9).seen) == 3

@@ -5,7 +5,6 @@ and that images look like their class.
 import numpy as np
 import pytest
 import torch
-from flwr.client import NumPyClient
 from torch import nn
 
 from fedapps.algorithms.synthetic.matching import matching_loss, nearby
@@ -14,7 +13,7 @@ from fedapps.models.image_nets import build_model
 from fedapps.strategies import ClassMeans, FedDM, FedDMOptions
 from fedapps.strategies.base.capabilities import declared
 from fedapps.strategies.base.messages import to_record
-from tests.helpers import arrays_of, assert_arrays, refused, simulate
+from tests.helpers import EchoClient, arrays_of, assert_arrays, refused, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3
 TRAIN = {"batch-size": 16, "seed": 3}
@@ -121,10 +120,11 @@ def test_images_outside_the_range_are_refused_by_the_client():
     )
 
 
-class Says(NumPyClient):
+class Says(EchoClient):
     """Replies with the given arrays, but not in rounds ``lost``; keeps what it gets."""
 
     def __init__(self, *arrays, lost=()):
+        super().__init__(0.0)
         self.arrays, self.lost, self.sent = list(arrays), lost, []
 
     def fit(self, parameters, config):
@@ -132,9 +132,6 @@ class Says(NumPyClient):
         if config["server-round"] in self.lost:
             raise RuntimeError("no power")
         return self.arrays, 7, {"loss": 0.5}
-
-    def evaluate(self, parameters, config):
-        return 0.0, 1, {}
 
 
 def images(*labels, value=0.5):

@@ -1,5 +1,5 @@
 """FedEvg's messages, its step by hand, skipped clients, and the two baselines that
-average generative nets.
+average generative nets; and their clients.
 """
 
 import re
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
-from flwr.client import NumPyClient
+from torch import nn
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss
@@ -19,8 +19,15 @@ from fedapps.clients import (
     FedEvgClient,
     MessageStore,
     Split,
+    TrainOptions,
 )
-from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
+from fedapps.models.generative_nets import (
+    ACGAN,
+    CVAE,
+    ENERGY_NETS,
+    build_energy_net,
+    build_generator,
+)
 from fedapps.models.image_nets import build_model
 from fedapps.strategies import (
     FedEvg,
@@ -29,7 +36,17 @@ from fedapps.strategies import (
     PrivacyOptions,
     Private,
 )
-from tests.helpers import arrays_in, arrays_of, exchanged, refused, simulate
+from tests.clients.federation import federate
+from tests.helpers import (
+    NoNoise,
+    Trains,
+    arrays_in,
+    arrays_of,
+    assert_arrays,
+    exchanged,
+    refused,
+    simulate,
+)
 
 SHAPE, CLASSES, M = (1, 8, 8), 4, 8
 TRAIN = {"batch-size": 16, "learning-rate": 0.001, "local-epochs": 1, "seed": 3}
@@ -72,22 +89,15 @@ def evg_client(i, context=None):
     )
 
 
-class Signals(NumPyClient):
-    """Replies with known signals."""
-
-    def __init__(self, log, slope, n=1):
-        self.answer, self.n = (log, slope), n
-
-    def fit(self, parameters, config):
-        x = parameters[0]
-        return (
-            [np.full_like(x, self.answer[1]), np.full(len(x), self.answer[0], np.float32)],
-            self.n,
-            {"loss": 0.0},
-        )
-
-    def evaluate(self, parameters, config):
-        return 0.0, 1, {"accuracy": 0.5}
+def signals(log, slope, n=1, most=None):
+    """Return a client that replies with known signals, of the first samples only."""
+    return Trains(
+        lambda sent, _: [
+            np.full_like(sent[0], slope)[:most],
+            np.full(len(sent[0]), log, np.float32)[:most],
+        ],
+        n,
+    )
 
 
 def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
@@ -144,7 +154,7 @@ def test_two_rounds_by_hand():
     """Three clients of 1, 1 and 2 samples; the second has no sample of any class and
     weighs e^-2 of the first.
     """
-    clients = [Signals(1, -1.0), Signals(-1, 2.0), Signals(0, 0.2, 2)]
+    clients = [signals(1, -1.0), signals(-1, 2.0), signals(0, 0.2, 2)]
     strategy = evg(FedEvgOptions(beta_first=0.5, beta_last=0.1, delta=0.2))
     got = arrays_of(run(strategy, lambda i, _: clients[i], rounds=2))["x"]
     weights = np.array([np.e, 1 / np.e, 2.0])
@@ -188,7 +198,7 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
     """log e is at most 1, and a gradient at most twice as long as the median."""
     x = {}
     for lie in ((50, -1e5), (1, -3.0)):
-        clients = [Signals(1, 1.0), Signals(1, 1.5), Signals(*lie)]
+        clients = [signals(1, 1.0), signals(1, 1.5), signals(*lie)]
         strategy = evg(FedEvgOptions(beta_first=0.1, beta_last=0.1, delta=0.0))
         x[lie] = arrays_of(run(strategy, lambda i, _, clients=clients: clients[i], rounds=1))["x"]
     np.testing.assert_allclose(
@@ -201,14 +211,14 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
 
 def test_low_is_the_end_of_the_range():
     strategy = evg(FedEvgOptions(beta_first=100.0, low=-1.0))
-    assert (arrays_of(run(strategy, lambda i, _: Signals(0, 1.0), rounds=1))["x"] == -1.0).all()
+    assert (arrays_of(run(strategy, lambda i, _: signals(0, 1.0), rounds=1))["x"] == -1.0).all()
 
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (Signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
-        (Signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
+        (signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
+        (signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
         (
             FedEvgClient(net_fn, model_fn, images(0, shape=(3, 8, 8))),
             "this client's have 3 channel.s. of 8 x 8",
@@ -216,7 +226,7 @@ def test_low_is_the_end_of_the_range():
     ],
 )
 def test_a_skipped_client_is_named_and_the_others_are_used(wrong, reason, caplog, monkeypatch):
-    clients = [Signals(1, -1.0), wrong, Signals(1, -1.0)]
+    clients = [signals(1, -1.0), wrong, signals(1, -1.0)]
     np.testing.assert_array_equal(
         arrays_of(run(evg(), lambda i, _: clients[i], rounds=1))["x"],
         arrays_of(run(evg(), lambda i, _: clients[2 * i], clients=2, rounds=1))["x"],
@@ -237,18 +247,8 @@ def test_with_privacy_the_noisy_mean_replaces_the_quotient():
     """The mean of clipped e_i grad E_i over sampled clients, of which one replies with
     signals of too few samples, which are none; epsilon is reported.
     """
-
-    class Few(Signals):
-        def fit(self, parameters, config):
-            signals, *rest = super().fit(parameters, config)
-            return [signal[:1] for signal in signals], *rest
-
-    class NoNoise:
-        def normal(self, mean, std, shape):
-            self.std = std
-            return np.zeros(shape)
-
-    clients, rng = [Signals(1, -0.001), Signals(-1, 0.5), Few(1, 0.5)], NoNoise()
+    few = signals(1, 0.5, most=1)
+    clients, rng = [signals(1, -0.001), signals(-1, 0.5), few], NoNoise()
     strategy = evg(FedEvgOptions(beta_first=1.0, delta=0.0))
     private = Private(strategy, PrivacyOptions(2.0, 1.0), rng)
     result = simulate(private, lambda i, _: clients[i], 3, strategy.first_arrays(), 1)
@@ -327,3 +327,215 @@ def test_baselines_average_nets_and_draw_from_them(kind, half):
     assert x.shape == (M, *SHAPE)
     np.testing.assert_array_equal(strategy.samples(result.arrays)[0], x)
     assert np.bincount(y).tolist() == [M // CLASSES] * CLASSES
+
+
+# --- clients of two classes -----------------------------------------------------------
+
+# Signs and targets by hand, a kept net by its own history, and that each of them
+# learns.
+
+FASTER = TRAIN | {"learning-rate": 0.002, "lr-decay": 1.0}
+TWO = 2
+#: Class 0 is bright on top, class 1 at the bottom.
+PROTOTYPES = torch.full((TWO, *SHAPE), 0.1)
+PROTOTYPES[0, :, :4], PROTOTYPES[1, :, 4:] = 0.9, 0.9
+
+
+def halves(seed, n=32):
+    """Return a client's images: one half of each is bright, depending on its class."""
+    rng = np.random.default_rng(seed)
+
+    def split():
+        y = torch.tensor(rng.permutation(np.arange(n) % TWO))
+        noise = torch.tensor(rng.normal(size=(n, *SHAPE)), dtype=torch.float32)
+        return Split((PROTOTYPES[y] + 0.05 * noise).clamp(0, 1), y)
+
+    return ClientData(split(), split(), split())
+
+
+def net_of_two(seed):
+    return build_energy_net("energy-cnn", SHAPE, TWO, seed)
+
+
+def recognised(x, y):
+    """Return the share of images that are nearer to the prototype of their class than
+    to the other.
+    """
+    distances = ((torch.tensor(x)[:, None] - PROTOTYPES[None]) ** 2).flatten(2).sum(2)
+    return float((distances.argmin(1) == torch.tensor(y)).double().mean())
+
+
+# --- FedEvg ---------------------------------------------------------------------------
+
+
+class Watched(FedEvgClient):
+    """Remembers the net of its last round."""
+
+    def _net(self, config):
+        self.net, self.optimiser = super()._net(config)
+        return self.net, self.optimiser
+
+
+def evg_of_two(**options):
+    return FedEvg(SHAPE, TWO, evaluator, FedEvgOptions(**options), M, seed=3)
+
+
+def config_of(strategy, server_round=1, **extra):
+    return {
+        **FASTER,
+        **strategy.train_options(server_round, 9),
+        "server-round": server_round,
+        **extra,
+    }
+
+
+def test_what_is_sent_rises_with_the_energy_and_counts_more_where_the_net_says_yes():
+    """The gradient of E = -f(x)[y], by automatic differentiation of the logits of the
+    client's own net.
+    """
+    strategy = evg_of_two()
+    client = Watched(net_of_two, model_fn, halves(0), 0)
+    x, y = strategy.first_arrays().values()
+    (gradients, logs), *_ = client.fit([x, y], config_of(strategy))
+    at = torch.tensor(x, requires_grad=True)
+    scores = client.net.eval()(at)[torch.arange(M), torch.tensor(y).long()]
+    (upwards,) = torch.autograd.grad(scores.sum(), at)
+    assert np.abs(gradients).max() > 1e-4
+    np.testing.assert_allclose(gradients, -upwards, atol=1e-6)
+    np.testing.assert_array_equal(logs, np.sign(scores.detach()))
+
+
+def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
+    """The reference trains one net with one Adam twice, without anything being stored
+    between.
+    """
+    strategy = evg_of_two(persistent=True)
+    x, y = strategy.first_arrays().values()
+    kept, whole = (
+        Watched(net_of_two, model_fn, halves(0), 0),
+        Watched(net_of_two, model_fn, halves(0), 0),
+    )
+    for now in (1, 2):
+        kept.fit([x, y], config_of(strategy, now))
+    net, optimiser = whole._net(config_of(strategy, 1))
+    samples = torch.tensor(x).clamp(0, 1), torch.tensor(y).long()
+    for now in (1, 2):
+        whole._train_energy(net.train(), optimiser, *samples, config_of(strategy, now))
+    assert_arrays(kept.net.state_dict(), net.state_dict(), rtol=1e-5, atol=1e-5)
+    fresh = Watched(net_of_two, model_fn, halves(0), 0)
+    for now in (1, 2):
+        fresh.fit([x, y], config_of(evg_of_two(), now))
+    assert not all(
+        torch.allclose(a, b) for a, b in zip(fresh.net.parameters(), net.parameters(), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_sites_with_five_architectures_draw_one_set():
+    """No two sites have the same net, and each has half the classes: one alone could
+    not draw the set.
+    """
+    names = [name for name in ENERGY_NETS if name != "energy-resnet10"]
+    sizes = {
+        sum(p.numel() for p in build_energy_net(name, SHAPE, TWO, 0).parameters()) for name in names
+    }
+    assert len(sizes) == len(names) == 5
+
+    def site(i, store):
+        both = halves(i).train
+        own = Split(both.x[both.y == i % TWO], both.y[both.y == i % TWO])
+        build = lambda seed: build_energy_net(names[i], SHAPE, TWO, seed)
+        return FedEvgClient(build, model_fn, ClientData(own, own, own), i, store)
+
+    strategy = evg_of_two(persistent=True, beta_first=3.0, beta_last=0.1)
+    train = FASTER | {"local-epochs": 4}
+    arrays, *_ = federate(strategy, site, 5, strategy.first_arrays(), 12, train, evaluate_every=0)
+    assert recognised(*arrays.values()) >= 0.9
+
+
+# --- FedCGAN --------------------------------------------------------------------------
+
+
+class ToyGAN(nn.Module):
+    """Real images are pixel 0, generated ones pixel 1 of strength ``generator.p``; the
+    logit weighs the two pixels.
+    """
+
+    latent = 1
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = nn.Module(), nn.Module()
+        self.generator.p = nn.Parameter(torch.tensor(0.5))
+        self.discriminator.w = nn.Parameter(torch.tensor([0.0, -0.4]))
+
+    def generate(self, z, y):
+        return torch.stack([0 * z[:, 0], self.generator.p + 0 * z[:, 0]], 1)
+
+    def discriminate(self, x):
+        return x @ self.discriminator.w, torch.zeros(len(x), TWO)
+
+
+def test_the_discriminator_tells_real_from_made_and_the_generator_deceives_it():
+    """One step by its signs: real images get a higher logit, generated ones a lower
+    one, and the generator goes where it is higher.
+    """
+    net = ToyGAN()
+    step = FedCGANClient(net, model_fn, halves(0), 0).steps(TrainOptions(0.01, batch_size=4), 0.01)
+    real = torch.tensor([[1.0, 0.5]]).repeat(4, 1)  # 2 x - 1: pixel 0 is 1, pixel 1 is 0
+    before = net.generator.p.item(), *net.discriminator.w.tolist()
+    loss = float(step(real, torch.zeros(4, dtype=torch.long)))
+    made, of_real, of_made = net.generator.p.item(), *net.discriminator.w.tolist()
+    assert of_real > before[1]
+    assert of_made < before[2]
+    assert made < before[0]  # the weight of pixel 1 is negative: less of it looks more real
+    # -log sigmoid of the logits of real images, of generated ones, and of these again
+    wanted = sum(np.log1p(np.exp(v)) for v in (0.0, -0.4 * 0.5, -of_made * 0.5))
+    # the classes of real images, and of generated ones in both turns
+    assert loss == pytest.approx(wanted + 3 * np.log(TWO), abs=1e-4)
+
+
+# --- FedCVAE --------------------------------------------------------------------------
+
+
+class ToyVAE(nn.Module):
+    """Its code is the same for all images, and the decoder returns the images
+    themselves: only the divergence is left.
+    """
+
+    def __init__(self, images):
+        super().__init__()
+        self.images = images
+        self.m, self.s = (nn.Parameter(torch.tensor(value)) for value in (2.0, -1.0))
+
+    def encode(self, x):
+        return self.m.expand(len(x), 1), self.s.exp().expand(len(x), 1)
+
+    def decode(self, z, y):
+        return self.images + 0.5 + 0 * z.sum()
+
+
+def test_the_code_is_drawn_towards_the_standard_normal():
+    x, y = torch.rand(4, *SHAPE), torch.zeros(4, dtype=torch.long)
+    net = ToyVAE(x)
+    step = FedCVAEClient(net, model_fn, halves(0), 0).steps(TrainOptions(0.05, batch_size=4), 0.05)
+    sigma2 = np.exp(-2.0)
+    wanted = 64 * 0.25 + (4 + sigma2 - 1 - np.log(sigma2)) / 2  # 64 pixels, each off by a half
+    assert float(step(x, y)) == pytest.approx(wanted, rel=1e-5)
+    for _ in range(200):
+        step(x, y)
+    assert [net.m.item(), net.s.item()] == pytest.approx([0, 0], abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 15), (CVAE, FedCVAEClient, 60)]
+)
+def test_generated_images_are_those_of_their_class(kind, half, epochs):
+    def client(i, context):
+        return half(build_generator(kind, SHAPE, TWO, 4, 9), model_fn, halves(i), i)
+
+    strategy = FedGenerator(build_generator(kind, SHAPE, TWO, 4, 0), evaluator, TWO, 40, seed=3)
+    train = FASTER | {"local-epochs": epochs, "learning-rate": 0.005}
+    result = simulate(strategy, client, 2, strategy.first_arrays(), 2, train, evaluate_every=0)
+    assert recognised(*strategy.samples(result.arrays)) >= 0.9

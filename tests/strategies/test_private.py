@@ -38,8 +38,10 @@ from fedapps.strategies import (
     UpdateBound,
 )
 from fedapps.tasks.predictor_library import Library as Folder
+from tests.ensembles import Tables
 from tests.helpers import (
     EchoClient,
+    NoNoise,
     arrays_of,
     assert_arrays,
     play,
@@ -51,14 +53,6 @@ from tests.helpers import (
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
 SHIFTS = [0.1, 2.0, -3.0]
-
-
-class NoNoise:
-    """Replaces the generator, so that the result is known by hand."""
-
-    def normal(self, mean, std, shape):
-        self.std = std
-        return np.zeros(shape)
 
 
 def clipped(c):
@@ -211,17 +205,6 @@ def test_the_budget_ends_the_run():
     )
 
 
-class Library:
-    q = 4
-    from_clients = False
-
-    def take(self, ids):
-        return {"table": np.full((len(ids), 3), 1 / 3)}
-
-    def mixture(self, alpha):
-        return None
-
-
 class Gradient(EchoClient):
     """Replies to FedBoost with a given gradient."""
 
@@ -234,11 +217,15 @@ class Gradient(EchoClient):
         )
 
 
+LIBRARY = Tables(np.full((4, 3), 1 / 3))
+LIBRARY.from_clients = False
+
+
 def boost(wrap, shifts, examples):
     options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
     make = lambda i, _: Gradient(-0.1 * np.arange(4) * shifts[i], examples[i])
     return arrays_of(
-        simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2)
+        simulate(wrap(FedBoost(LIBRARY, options, fraction_evaluate=0)), make, 3, {}, 2)
     )["alpha-last"]
 
 
@@ -252,7 +239,7 @@ def test_fedboosts_gradient():
         boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]),
         boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1]),
     )
-    unbiased = FedBoost(Library(), FedBoostOptions(gradient="unbiased"))
+    unbiased = FedBoost(LIBRARY, FedBoostOptions(gradient="unbiased"))
     refused(lambda: private(unbiased), "gradient = 'sampled'")
 
 

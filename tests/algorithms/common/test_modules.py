@@ -132,14 +132,6 @@ def test_a_net_that_takes_no_single_sample_keeps_the_usual_batches():
     assert outputs_of(Squeezing(), torch.ones(5, 1, 2, 2)).tolist() == [4.0] * 5
 
 
-def test_the_cpu_is_seeded_and_its_state_comes_back():
-    before = torch.get_rng_state()
-    with torch_seeded(3):
-        drawn = torch.rand(2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
-
-
 @pytest.mark.parametrize(
     ("name", "seed_all", "which"),
     [

@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
     squared_loss_density,
     squared_norms,
 )
+from fedapps.algorithms.ensembles.predictor_cache import remember
 from tests.helpers import refused
 
 
@@ -379,3 +381,20 @@ HALF = np.full(2, 0.5)
 )
 def test_other_bad_input(call, message):
     refused(call, message)
+
+
+# --- what a client remembers ----------------------------------------------------------
+
+
+def test_equals_a_plain_least_recently_used_cache():
+    rng = np.random.default_rng(0)
+    held, cache = [], OrderedDict()
+    for _ in range(300):
+        used = [str(k) for k in rng.choice(12, rng.integers(0, 6), replace=False)]
+        held = remember(held, used, 5)
+        for key in used:
+            cache[key] = True
+            cache.move_to_end(key)
+        while len(cache) > 5:
+            cache.popitem(last=False)
+        assert held == list(cache)

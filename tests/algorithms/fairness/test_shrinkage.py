@@ -4,7 +4,6 @@ coverage where measured extremes lie outside.
 
 import numpy as np
 import pytest
-from scipy.special import gammaln
 from scipy.stats import beta, betabinom, binom
 
 from fedapps.algorithms.common.measures import parity_gap, worst_share
@@ -106,11 +105,6 @@ def test_intervals_hold_the_truth_and_estimates_are_nearer_than_what_is_measured
         assert np.mean([run["gap"].low == 0 for run in runs]) >= 0.9
     if case == "one apart":
         assert all(run["gap"].low > 0 for run in runs)
-
-
-def test_the_logarithm_of_gamma():
-    x = np.array([1e-3, 0.2, 1, 3.5, 40, 1e4, 1e9])
-    assert shrinkage.log_gamma(x) == pytest.approx(gammaln(x), rel=1e-12, abs=2e-9)
 
 
 def test_many_clients_are_told_by_some_of_them(monkeypatch):

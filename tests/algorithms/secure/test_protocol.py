@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from fedapps.algorithms.secure.client import Participant
 from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes, whole
-from fedapps.algorithms.secure.graph import least_survivors, local_threshold
+from fedapps.algorithms.secure.graph import least_survivors, local_threshold, neighbours
 from fedapps.algorithms.secure.keys import (
     Refusal,
     add_stream,
@@ -20,6 +20,7 @@ from fedapps.algorithms.secure.keys import (
     digest,
     identity,
     new_signing_key,
+    seal,
     self_key,
     signature,
     signed,
@@ -29,7 +30,92 @@ from fedapps.algorithms.secure.messages import Session, context_digest
 from fedapps.algorithms.secure.server import Unmaskable, unmask
 from fedapps.algorithms.secure.state import State
 from tests.helpers import refused
-from tests.secure_cohort import CONTENT, Cohort, opened, words
+
+CONTENT = b"the model and its settings"
+
+
+class Cohort:
+    """Clients and an honest server, step by step; a test changes what it likes."""
+
+    def __init__(self, count, degree=0, corrupted=0, consistency=True, min_change=0, trusted=None):
+        self.keys = [new_signing_key() for _ in range(count)]
+        known = {str(k): identity(key) for k, key in enumerate(self.keys)} if trusted else None
+        self.clients = {
+            str(k): Participant(str(k), key, State(), known) for k, key in enumerate(self.keys)
+        }
+        self.hellos = {name: client.hello() for name, client in self.clients.items()}
+        self.degree, self.number = degree, 0
+        facts = {"corrupted": corrupted, "consistency": consistency}
+        self.facts = {**facts, "min_change": min_change}
+        self.tag = bytes(16)
+
+    def open(self, without=()):
+        self.number += 1
+        clients = len(self.clients) if self.degree else 0
+        self.session = Session(tag=self.tag, number=self.number, clients=clients, **self.facts)
+        self.graph = neighbours(sorted(self.clients), self.degree)
+        self.offers = {
+            name: client.offer(self.session, [self.hellos[n] for n in self.graph[name]])
+            for name, client in self.clients.items()
+            if name not in without
+        }
+        self.members = sorted(self.offers)
+        self.context = context_digest(self.session, self.members, CONTENT)
+
+    def store(self):
+        """Store the states of all clients and read them again."""
+        for client in self.clients.values():
+            client.state = State.from_bytes(client.state.to_bytes())
+
+    def mask(
+        self, name, words, content=CONTENT, offers=None, members=None, sealed=None, weights=None
+    ):
+        offers = self.offers if offers is None else offers
+        near = [offers[n] for n in self.graph[name] if n in offers]
+        members = self.members if members is None else members
+        sealed = self.sealed_for(name) if sealed is None else sealed
+        return self.clients[name].mask(self.session, members, near, sealed, content, words, weights)
+
+    def sealed_for(self, name):
+        return {
+            other: offer.sealed_for(name, self.graph[other])
+            for other, offer in self.offers.items()
+            if name in self.graph[other]
+        }
+
+    def sign(self, survivors, by=None):
+        return {
+            name: self.clients[name].sign(self.session, survivors)
+            for name in (survivors if by is None else by)
+        }
+
+    def reveal(self, name, survivors, signatures):
+        return self.clients[name].reveal(self.session, survivors, signatures)
+
+    def finish(self, masked, gone=(), silent=()):
+        """Sign and reveal by all but ``gone`` and ``silent``; return the sum."""
+        survivors = sorted(masked)
+        signatures = {}
+        if self.session.consistency:
+            signatures = self.sign(survivors, [n for n in survivors if n not in silent])
+        reveals = {
+            name: self.reveal(name, survivors, signatures)
+            for name in survivors
+            if name not in gone and name not in silent
+        }
+        total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+        unmask(total, self.session, self.context, self.offers, self.graph, survivors, reveals)
+        return whole(total)
+
+
+def words(values):
+    return np.asarray(values, np.int64).view(np.uint64)
+
+
+def opened(count=5, **facts):
+    cohort = Cohort(count, **facts)
+    cohort.open()
+    return cohort
 
 
 def plain(vectors, names):
@@ -523,3 +609,96 @@ def test_corrupted_clients_raise_the_thresholds():
             assert 2 * local_threshold(count, count - 1, corrupted) > count - 1 + corrupted
             assert 2 * least_survivors(count, corrupted) > count + corrupted
     refused(lambda: Cohort(3, corrupted=2).open(), "too few for a sum", Refusal)
+
+
+# --- attacks that would show single vectors -------------------------------------------
+
+# As a server and the clients that help it would carry them out.
+
+
+def resealed(cohort, offer):
+    """Return shares of nothing for an offer, as its maker seals them."""
+    maker, session = cohort.clients[offer.name], cohort.session
+    about = session, offer.name
+    keys = offer.public, offer.commitment
+    return b"".join(
+        seal(maker._share_key(cohort.hellos[n].channel, *about, n, *keys), bytes(32))
+        for n in cohort.graph[offer.name]
+    )
+
+
+def test_most_of_those_with_shares_must_survive_and_sign_whatever_the_members():
+    """Of 13 clients 8 get a list of these 8 as members. Where 5 of them survive or
+    sign, the other 8 may give the shares of their keys: the server can tell them that
+    all are members and these 8 the survivors.
+    """
+    cohort = opened(13)
+    members = sorted(cohort.members)[:8]
+    offers = {name: cohort.offers[name] for name in members}
+    for name in members:
+        sealed = {n: s for n, s in cohort.sealed_for(name).items() if n in members}
+        cohort.mask(name, words([1]), offers=offers, members=members, sealed=sealed)
+    refused(lambda: cohort.sign(members[:5]), "5 survivors of 13", Refusal)
+    signatures = cohort.sign(members, by=members[:6])
+    for call, message in (
+        (
+            lambda: cohort.reveal(members[0], members, {n: signatures[n] for n in members[:5]}),
+            "5 valid signatures of the survivors, 7 needed",
+        ),
+        (
+            lambda: cohort.reveal(members[0], members, signatures),
+            "6 valid signatures of the survivors, 7 needed",
+        ),
+    ):
+        refused(call, message, Refusal)
+
+
+def test_a_copied_key_for_shares_opens_no_other_share():
+    """One key would seal two texts with one nonce."""
+    cohort = Cohort(5)
+    channel = cohort.hellos["1"].channel
+    cohort.hellos["2"] = replace(
+        cohort.hellos["2"], channel=channel, proof=signature(cohort.keys[2], "hello", "2", channel)
+    )
+    cohort.open()
+    of_another = cohort.offers["0"].sealed_for("2", cohort.graph["0"])
+    refused(
+        lambda: cohort.mask("1", words([1]), sealed=cohort.sealed_for("1") | {"0": of_another}),
+        "the share of client 0: it was altered",
+        Refusal,
+    )
+
+
+def test_a_copied_key_for_masks_does_not_cancel_a_mask():
+    """Three of seven clients help the server. Each offers an honest client's key as
+    its own, and has a name on the other side of client 3.
+    """
+    cohort = Cohort(7, corrupted=3)
+    cohort.open()
+    for name, copied in (("0", "4"), ("1", "5"), ("2", "6")):
+        offer, public = cohort.offers[name], cohort.offers[copied].public
+        parts = ("offer", cohort.session.id, b"", name, public, offer.commitment)
+        copy = replace(offer, public=public, proof=signature(cohort.clients[name].key, *parts))
+        cohort.offers[name] = replace(copy, sealed=resealed(cohort, copy))
+    vector = words(np.arange(1000))
+    masked = cohort.mask("3", vector)
+    now = cohort.clients["3"].state.open[cohort.session.id.hex()]
+    add_stream(masked, derived(bytes.fromhex(now.own), "self mask", cohort.context), -1)
+    assert np.unique(whole(masked - vector)).size == 1000
+
+
+def test_two_sums_do_not_differ_by_a_client_if_others_reveal_each():
+    """Five of eight sign the first sum and four of them reveal it. The others sign one
+    without client 0.
+    """
+    cohort = opened(8, min_change=2)
+    vectors = {name: words([10 ** int(name)]) for name in cohort.members}
+    assert cohort.finish(
+        {name: cohort.mask(name, vectors[name]) for name in cohort.members}, gone="4", silent="567"
+    ) == [11_111_111]
+    del cohort.clients["0"]
+    cohort.open()
+    for name in cohort.members:
+        cohort.mask(name, vectors[name])
+    cohort.sign(cohort.members, by="567")
+    refused(lambda: cohort.sign(cohort.members, by="4"), "by 1 clients, at least 2 needed", Refusal)

@@ -7,7 +7,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from flwr.client import NumPyClient
 from torch import nn
 
@@ -30,10 +29,8 @@ from fedapps.clients import (
 from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps.compiled import Compiler
-from fedapps.strategies import FedAvg
-from tests.clients.federation import initial
 from tests.clients.steps.traced import Traced
-from tests.helpers import arrays_of, assert_arrays, blobs, refused, simulate, small_net
+from tests.helpers import assert_arrays, blobs, refused, small_net
 
 CONFIG = {"local-epochs": 2, "batch-size": 5, "learning-rate": 0.1, "seed": 1, "server-round": 1}
 BF16 = {**CONFIG, "precision": "bf16"}
@@ -99,17 +96,6 @@ def test_linear_layers_compute_in_bfloat16_and_all_else_in_float32(kind):
     assert_arrays(arrays, wanted, rtol=0.1, atol=0.1)
 
 
-def test_losses_and_gradients_are_float32():
-    client = FedAvgClient(Net, blobs())
-    at_precision(client, BF16)
-    loss = client.loss(client.data.train.x, client.data.train.y)
-    gradients = torch.autograd.grad(loss, list(client.model.parameters()))
-    assert {loss.dtype, *(g.dtype for g in gradients)} == {torch.float32}
-    exact = FedAvgClient(Net, blobs()).loss(client.data.train.x, client.data.train.y)
-    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
-    assert loss.item() != exact.item()
-
-
 def test_a_messages_precision_is_that_of_its_answer_only():
     net = Net()
     client = FedAvgClient(Net, blobs(), model=net)
@@ -169,16 +155,6 @@ def test_compiled_steps_in_float32_are_not_those_of_the_same_net_in_bfloat16(tmp
     for config in (CONFIG, BF16, CONFIG):
         found = replies(FedAvgClient, {**config, "compile": "on"}, client)[1]
         assert_arrays(found, replies(FedAvgClient, config)[1], rtol=1e-5, atol=1e-6)
-
-
-def test_a_run_of_a_library_user_acts_on_it():
-    net = Net()
-    client_fn = lambda number, _: FedAvgClient(Net, blobs(), number, model=net)
-    result = simulate(
-        FedAvg(), client_fn, 2, initial(Net), 1, BF16, **{"evaluate_config": ConfigRecord(BF16)}
-    )
-    assert set(net.seen) == {torch.bfloat16}
-    assert all(array.dtype == np.float32 for array in arrays_of(result).values())
 
 
 def test_both_halves_of_a_warm_start_act_on_it():

@@ -71,16 +71,6 @@ def test_losses_of_single_predictors_are_those_of_weights_that_take_one(loss):
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_the_gradient_of_a_density_is_the_slope_of_its_loss_off_the_simplex_too(loss):
-    tables = {"table": some_tables()["table"].astype(float)}
-    # alpha / gamma sums to 1 only in the mean
-    data, alpha = density(loss), np.array([0.7, 0.9, 0.3])
-    np.testing.assert_allclose(
-        data.loss_and_gradient(tables, alpha)[1], numeric_gradient(data, tables, alpha), rtol=1e-6
-    )
-
-
-@pytest.mark.parametrize("loss", ["log", "squared"])
 def test_packed_tables_give_the_same_numbers(loss):
     tables, data, alpha = some_tables(), density(loss), np.array([0.2, 0.5, 0.3])
     packed = pack(tables["table"])

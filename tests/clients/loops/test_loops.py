@@ -2,39 +2,168 @@
 equals the method's own client.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedapps import clients
+from fedapps.clients import answer_identity
 from fedapps.clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
-from tests.helpers import arrays_of, assert_arrays, blobs, refused
-from tests.loops import (
-    EPOCHS,
-    METHODS,
-    RATE,
-    ROUNDS,
-    Net,
-    loop_app,
-    looped,
-    own_app,
-    run,
-    seeded,
-    train,
+from fedapps.strategies import (
+    APFL,
+    APFLOptions,
+    Ditto,
+    DittoOptions,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    FedProxOptions,
+    FedRep,
+    FedRepOptions,
+    PartialSharing,
+    Scaffold,
+    SuPerFed,
+    SuPerFedOptions,
 )
+from tests.clients.federation import own_app
+from tests.helpers import arrays_of, assert_arrays, blobs, refused
+
+RATE, EPOCHS, ROUNDS = 0.2, 2, 4
+CONFIG = {
+    "learning-rate": RATE,
+    "lr-decay": 1.0,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "local-epochs": EPOCHS,
+}
+CONFIG |= {"batch-size": 1000, "seed": 3}
+HEAD = ("3.",)
+
+
+class Net(torch.nn.Sequential):
+    head = HEAD
+
+    def __init__(self):
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        )
+        # travels, and is no divergence
+        self.register_buffer("mask", torch.tensor([0, -torch.inf]))
+
+
+def seeded(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net()
+
+
+def train(net, loader, epochs, rate, make=torch.optim.SGD, **options):
+    """What every tutorial has."""
+    net.train()
+    optimiser = make(net.parameters(), rate, **options)
+    for _ in range(epochs):
+        for x, y in loader:
+            optimiser.zero_grad()
+            loss = functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimiser.step()
+    return loss.item()
+
+
+def loop_app(
+    kind, function=train, batches=lambda part: [(part.x, part.y)], epochs=EPOCHS, **options
+):
+    app = answer_identity(ClientApp())
+
+    @app.train()
+    def fit(message, context):
+        data = blobs(context.node_config["partition-id"]).train
+        method = kind(Net, message, context)
+        loss = method.train(function, batches(data), epochs, RATE, **options)
+        return method.reply({"loss": loss, "num-examples": len(data)})
+
+    @app.evaluate()
+    @torch.no_grad()
+    def evaluate(message, context):
+        data = blobs(context.node_config["partition-id"]).test
+        net = kind(Net, message, context).model.eval()
+        scores = {
+            "loss": functional.cross_entropy(net(data.x), data.y).item(),
+            "num-examples": len(data),
+        }
+        return Message(RecordDict({"metrics": MetricRecord(scores)}), reply_to=message)
+
+    return app
+
+
+def run(strategy, app, rounds=ROUNDS, config=None):
+    start = ArrayRecord({name: Array(t.numpy()) for name, t in seeded(7).state_dict().items()})
+    sent = CONFIG | (config or {})
+    configs = {"train_config": ConfigRecord(sent), "evaluate_config": ConfigRecord(sent)}
+    return strategy.start(InlineGrid(app, 3), start, rounds, **configs)
+
+
+METHODS = {
+    "fedavg": (FedAvg, "Loop", "FedAvgClient", "loss"),
+    "fedprox": (lambda: FedProx(FedProxOptions(mu=0.5)), "FedProxLoop", "FedProxClient", "loss"),
+    "scaffold": (Scaffold, "ScaffoldLoop", "ScaffoldClient", "loss"),
+    "feddyn": (FedDyn, "FedDynLoop", "FedDynClient", "loss"),
+    "ditto": (lambda: Ditto(DittoOptions(mu=0.5, epochs=3)), "DittoLoop", "DittoClient", "loss"),
+    "fedper": (lambda: PartialSharing(HEAD, "body"), "PartialLoop", "PartialClient", "loss"),
+    "lg-fedavg": (lambda: PartialSharing(HEAD, "head"), "PartialLoop", "PartialClient", "loss"),
+    "fedrep": (
+        lambda: FedRep(HEAD, FedRepOptions(head_epochs=3, body_epochs=1)),
+        "FedRepLoop",
+        "FedRepClient",
+        "loss",
+    ),
+    "apfl": (lambda: APFL(APFLOptions(alpha=0.4)), "APFLLoop", "APFLClient", "loss"),
+    "apfl-adaptive": (
+        lambda: APFL(APFLOptions(alpha=0.4, adaptive=True)),
+        "APFLLoop",
+        "APFLClient",
+        "loss",
+    ),
+    "superfed-mm": (
+        lambda: SuPerFed(SuPerFedOptions(mu=0.3, start=0.25)),
+        "SuPerFedLoop",
+        "SuPerFedClient",
+        "half-loss",
+    ),
+    "superfed-mm, scaled, from the global model": (
+        lambda: SuPerFed(SuPerFedOptions(start=0.25, step_scale=2.0, init="global")),
+        "SuPerFedLoop",
+        "SuPerFedClient",
+        "half-loss",
+    ),
+    "superfed-lm": (
+        lambda: SuPerFed(SuPerFedOptions(start=0.25), "layer"),
+        "SuPerFedLoop",
+        "SuPerFedClient",
+        "half-loss",
+    ),
+}
+
+
+@functools.cache
+def looped(name, rounds=ROUNDS):
+    """Return the result of a method around the plain loop."""
+    make, loop, _, _ = METHODS[name]
+    return run(make(), loop_app(getattr(clients, loop)), rounds)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_equals_the_methods_own_client_and_our_strategies_send_every_term(name, caplog):
     once.cache_clear()
     make, _, client, loss = METHODS[name]
-    ours, theirs = looped(name), run(make(), own_app(getattr(clients, client)))
+    ours, theirs = looped(name), run(make(), own_app(getattr(clients, client), seeded))
     assert "does not send" not in caplog.text
     assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
     # in SuPerFed's first round there is no personal model to score
@@ -229,3 +358,124 @@ def test_a_term_that_the_server_does_not_send_is_named_once(kind, keys, caplog):
         f"{kind.__name__}: the server does not send {', '.join(keys)}, so this client trains "
         f"without the method's terms: use fedapps.strategies.{kind.__name__.removesuffix('Loop')}"
     ]
+
+
+# --- closures -------------------------------------------------------------------------
+
+# An optimiser that is passed a closure computes the gradients inside its step: the
+# methods' terms must be added there.
+
+MU = 20.0
+
+
+def with_closure(net, loader, epochs, rate, keyword=True, make=torch.optim.SGD, **options):
+    """Train as Lightning's automatic optimisation does: forward pass, ``zero_grad`` and
+    backward pass are the closure, and the strategy wraps it once more.
+    """
+    net.train()
+    optimiser = make(net.parameters(), rate, **options)
+    last = None
+    for _ in range(epochs):
+        for x, y in loader:
+
+            def closure(x=x, y=y):
+                with torch.enable_grad():
+                    loss = functional.cross_entropy(net(x), y)
+                    optimiser.zero_grad()
+                    loss.backward()
+                return loss
+
+            last = optimiser.step(closure=closure) if keyword else optimiser.step(closure)
+    return last.item()
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_with_a_closure_equals_a_step_without(name, keyword):
+    make, loop, _, _ = METHODS[name]
+    kind = getattr(clients, loop)
+    plain = looped(name)
+    closed = run(make(), loop_app(kind, with_closure, keyword=keyword))
+    assert_arrays(arrays_of(plain), arrays_of(closed))
+    assert plain.evaluate_metrics_clientapp == closed.evaluate_metrics_clientapp
+
+
+def with_lbfgs(net, loader, epochs, rate, **options):
+    return with_closure(
+        net,
+        loader,
+        epochs,
+        rate=1.0,
+        make=torch.optim.LBFGS,
+        max_iter=60,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-12,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_minimises_the_loss_with_the_proximal_term(search):
+    """At the end the gradient of the whole objective is 0: the term's is minus the
+    loss's.
+    """
+    nets = []
+
+    def keeping(net, loader, epochs, rate):
+        start = [p.detach().clone() for p in net.parameters()]
+        loss = with_lbfgs(net, loader, epochs, rate, line_search_fn=search)
+        net.zero_grad()
+        ((x, y),) = loader
+        functional.cross_entropy(net(x), y).backward()
+        ends = [p.detach() for p in net.parameters()]
+        terms = [MU * (end - begin) for end, begin in zip(ends, start, strict=True)]
+        nets.append((terms, [-p.grad for p in net.parameters()]))
+        return loss
+
+    run(FedProx(FedProxOptions(mu=MU)), loop_app(clients.FedProxLoop, keeping), 1)
+    assert len(nets) == 3
+    for terms, wanted in nets:
+        assert max(float(term.abs().max()) for term in terms) > 1e-2
+        assert_arrays(terms, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "apfl", "superfed-mm"])
+def test_an_optimiser_that_takes_several_gradients_a_step_is_refused(name):
+    make, loop, _, _ = METHODS[name]
+    refused(
+        lambda: run(make(), loop_app(getattr(clients, loop), with_lbfgs), 2),
+        "LBFGS takes several gradients in one step",
+        RuntimeError,
+    )
+
+
+class Twice(torch.optim.SGD):
+    """An optimiser around another, as SAM and Lookahead are."""
+
+    def __init__(self, parameters, rate):
+        parameters = list(parameters)
+        super().__init__(parameters, rate)
+        self.inner = torch.optim.SGD(parameters, rate)
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+class Scaled(torch.optim.SGD):
+    """A fused optimiser under torch's GradScaler: its gradients are scaled until it
+    moves the parameters.
+    """
+
+    def __init__(self, parameters, rate):
+        super().__init__(parameters, rate)
+        self.grad_scale = torch.tensor(1024.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(Twice, "Twice calls the step of another optimiser"), (Scaled, "gradients are still scaled")],
+)
+def test_what_cannot_be_held_is_refused(make, reason):
+    refused(
+        lambda: run(FedProx(), loop_app(clients.FedProxLoop, make=make), 1), reason, RuntimeError
+    )

@@ -30,7 +30,7 @@ from fedapps.strategies import (
     UpdateBound,
 )
 from fedapps.strategies.base.capabilities import counts_by_samples
-from tests.helpers import START, EchoClient, arrays_of, play, refused
+from tests.helpers import START, EchoClient, Trains, arrays_of, play, refused
 
 
 def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):
@@ -40,44 +40,48 @@ def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):
     return float(result.arrays["w"].numpy()[0]), result.seen, result
 
 
-@pytest.mark.parametrize("weight", [10**6, 10**15, 1e15, 1e8])
-def test_a_giant_weight_counts_as_ten_medians(weight, caplog):
-    got, rounds, _ = run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, weight], UpdateBound(max_weight=10.0))
-    # the lower median is 20
-    assert got == pytest.approx((10 + 20 + 30 + 5 * 200) / (10 + 20 + 30 + 200))
-    assert rounds[0].trained.capped == [3]
-    assert rounds[0].trained.metrics[3]["num-examples"] == 200
+TEN = UpdateBound(max_weight=10.0)
+
+
+@pytest.mark.parametrize(
+    ("shifts", "weights", "bound", "wanted"),
+    [
+        ([1.0, 1.0, 1.0, 5.0], [10, 20, 30, 10**15], None, 5.0),
+        # the lower median is 20, or 10
+        *(
+            ([1.0, 1.0, 1.0, 5.0], [10, 20, 30, giant], TEN, (60 + 5 * 200) / 260)
+            for giant in (10**6, 10**15, 1e15, 1e8)
+        ),
+        ([0.0, 1.0], [10, 10**15], TEN, 10 / 11),
+        ([0.0, 1.0, 2.0], [1, 9, 90], TEN, (9 + 180) / 100),  # within ten medians
+        # a short update with a giant weight: everybody else is muted, unless both are
+        # bounded
+        ([1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip"), -np.sqrt(2)),
+        (
+            [1.0] * 20 + [-1e6],
+            [10] * 20 + [10**15],
+            UpdateBound(2.0, "clip", max_weight=10.0),
+            (20 * 10 - 100 * np.sqrt(2)) / 300,
+        ),
+    ],
+)
+def test_a_mean_with_giant_weights_by_hand(shifts, weights, bound, wanted):
+    assert run(shifts, weights, bound)[0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_capped_weight_is_recorded_and_said(caplog):
+    _, (now,), _ = run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, 10**6], TEN)
+    assert now.trained.capped == [3]
+    assert now.trained.metrics[3]["num-examples"] == 200
     said = "is capped to 200, 10 times the median of the round (max-weight)"
     assert any("client 3" in line and said in line for line in caplog.messages)
 
 
-def test_without_the_cap_it_takes_the_model_over():
-    assert run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, 10**15])[0] == pytest.approx(5.0)
-
-
 def test_sizes_are_data_in_evaluations():
     """The record has the samples of each client, and the mean is weighted by them."""
-    _, rounds, _ = run([1.0, 1.0, 1.0], [10, 10, 10**5], UpdateBound(max_weight=10.0))
+    _, rounds, _ = run([1.0, 1.0, 1.0], [10, 10, 10**5], TEN)
     assert (rounds[0].trained.capped, rounds[0].evaluated.capped) == ([2], [])
     assert rounds[0].evaluated.metrics[2]["num-examples"] == 10**5
-
-
-def test_two_clients_and_weights_within_ten_medians():
-    assert run([0.0, 1.0], [10, 10**15], UpdateBound(max_weight=10.0))[0] == pytest.approx(10 / 11)
-    got, rounds, _ = run([0.0, 1.0, 2.0], [1, 9, 90], UpdateBound(max_weight=10.0))
-    assert (got, rounds[0].trained.capped) == (pytest.approx((9 + 180) / 100), [])
-
-
-def test_a_short_update_with_a_giant_weight_mutes_nobody():
-    """Bound and cap together: the attacker moves the model at most by its share of the
-    bound.
-    """
-    got, _, _ = run(
-        [1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip", max_weight=10.0)
-    )
-    assert got == pytest.approx((20 * 10 - 100 * np.sqrt(2)) / 300, rel=1e-5)
-    only_bound, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip"))
-    assert only_bound == pytest.approx(-np.sqrt(2), rel=1e-5)  # everybody else is muted
 
 
 def test_nobody_moves_a_weighted_mean_by_more_than_three_of_the_others():
@@ -95,17 +99,20 @@ def test_nobody_moves_a_weighted_mean_by_more_than_three_of_the_others():
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [Scaffold(), Robust(FedAvg(), RobustOptions("median")), AFL(FedAvg())],
-    ids=lambda strategy: type(strategy).__name__,
+    ("strategy", "own"),
+    [
+        (Scaffold(), False),
+        (Robust(FedAvg(), RobustOptions("median")), False),
+        (AFL(FedAvg()), False),
+        (FlowerFedAdam(), True),
+        (FedBuff(FedAvg()), True),
+        (PropFair(FedAvg()), True),
+    ],
+    ids=lambda value: type(value).__name__,
 )
-def test_where_weights_are_not_the_clients_own_a_heavy_one_has_the_usual_bound(strategy):
-    assert not counts_by_samples(strategy)
-
-
-@pytest.mark.parametrize("strategy", [FlowerFedAdam(), FedBuff(FedAvg()), PropFair(FedAvg())])
-def test_a_wrapper_that_leaves_the_weights_has_the_bound_on_both(strategy):
-    assert counts_by_samples(strategy)
+def test_where_weights_are_not_the_clients_own_a_heavy_one_has_the_usual_bound(strategy, own):
+    """Otherwise the bound is on weight and length together."""
+    assert counts_by_samples(strategy) == own
 
 
 def test_the_run_says_how_often(tmp_path):
@@ -163,25 +170,22 @@ def test_hardened_is_for_the_methods_own_bounds_too(method):
 # --- arrays that are not the model ----------------------------------------------------
 
 
-class Variates(EchoClient):
-    """SCAFFOLD's client on one step of length ``rate``: y = x - rate g with the
-    gradient g, and the variate of that step.
+def one_step(gradient, variate=None):
+    """Return SCAFFOLD's client on one step of length ``rate``: y = x - rate g with the
+    gradient g, and the variate of that step, or another.
     """
 
-    def __init__(self, gradient, variate=None):
-        super().__init__(0.0)
-        self.gradient, self.variate = gradient, variate
-
-    def fit(self, parameters, config):
-        w, c = parameters
-        y = w - np.float32(config["learning-rate"] * self.gradient)
+    def train(sent, config):
+        w, c = sent
+        y = w - np.float32(config["learning-rate"] * gradient)
         direction = (w - y) / np.float32(config["learning-rate"])
-        sent = direction if self.variate is None else np.full_like(c, self.variate)
-        return [y, sent], 1, {"loss": 1.0}
+        return [y, direction if variate is None else np.full_like(c, variate)]
+
+    return Trains(train)
 
 
 def scaffold(variate, config, rounds=2, bound=None):
-    client, strategy = lambda i: Variates(1.0, variate if i == 2 else None), Scaffold()
+    client, strategy = lambda i: one_step(1.0, variate if i == 2 else None), Scaffold()
     seen = play(strategy, client, 3, START, rounds, config, on={"bound": bound}).seen
     return strategy.c["w"], seen
 
@@ -214,7 +218,7 @@ def test_hardened_no_variate_is_longer_than_three_medians():
         strategy = Scaffold()
         if hardened:
             strategy.harden()
-        play(strategy, lambda i: Variates(gradients[i]), 5, START, config={"learning-rate": 0.1})
+        play(strategy, lambda i: one_step(gradients[i]), 5, START, config={"learning-rate": 0.1})
         return strategy.c["w"]
 
     np.testing.assert_allclose(variates(-40.0, False), (4.6 - 40) / 5, rtol=1e-5)
@@ -252,17 +256,6 @@ LAYERS = {
 }
 
 
-class Sends(EchoClient):
-    """Sends the model changed by ``change``, a function of the list of arrays."""
-
-    def __init__(self, change):
-        super().__init__(0.0)
-        self.change = change
-
-    def fit(self, parameters, config):
-        return self.change([np.array(array) for array in parameters]), 1, {"loss": 1.0}
-
-
 def step(size, statistic=0.1):
     """Move the weights by a vector of the norm ``size``, the variances by one of
     ``statistic``.
@@ -281,7 +274,7 @@ FIVE = UpdateBound(max_relative_update=5.0)
 
 
 def run_changed(*changes, bound=FIVE, strategy=None, rounds=1, start=LAYERS):
-    client = lambda i: Sends(changes[i])
+    client = lambda i: Trains(lambda sent, _: changes[i]([np.array(array) for array in sent]))
     result = play(strategy or FedAvg(), client, len(changes), start, rounds, on={"bound": bound})
     return arrays_of(result), result.seen
 

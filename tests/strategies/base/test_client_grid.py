@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,9 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from fedapps.clients import answer_identity, to_client_app
+from fedapps.clients import MessageStore, answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.strategies import ClientGrid, FedAvg, FedBoost, Patience, TooFewReplies, UpdateBound
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process
 from fedapps.strategies.base.messages import content_bytes, metrics_of
@@ -253,6 +255,13 @@ def test_an_empty_list_is_metered_and_harmless():
 QUESTION = "query.identity"
 
 
+def met(grid, **options):
+    """Return a client grid once its clients have said who they are."""
+    client_grid = ClientGrid(grid, **options)
+    client_grid.wait()
+    return client_grid
+
+
 @pytest.mark.parametrize(
     "app", [stranger(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())]
 )
@@ -264,9 +273,7 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
         return reply
 
     grid = Unruly(app, 40, logged)
-    client_grid = ClientGrid(grid)
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == list(grid.contexts)
+    assert list(met(grid).clients.values()) == list(grid.contexts)
     assert [len(sent) for sent, _ in grid.exchanged] == [3]
     (said,) = [line for line in caplog.messages if "connect" not in line]
     assert "does not answer query.identity" in said
@@ -282,9 +289,7 @@ def test_one_client_without_an_answer_takes_no_other_its_name():
             return stranger()(message, context)
         return app(message, context)
 
-    client_grid = ClientGrid(InlineGrid(mute, 4))
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == [1, 2, 3, 1000]
+    assert list(met(InlineGrid(mute, 4)).clients.values()) == [1, 2, 3, 1000]
 
 
 def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
@@ -295,18 +300,15 @@ def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
         return call_next(message, context)
 
     rounds = []
-    client_grid = ClientGrid(InlineGrid(answer_identity(ClientApp(mods=[mod])), 3))
-    client_grid.wait()
-    assert list(client_grid.clients.values()) == [0, 1, 2]
+    grid = InlineGrid(answer_identity(ClientApp(mods=[mod])), 3)
+    assert list(met(grid).clients.values()) == [0, 1, 2]
     assert rounds == [0, 0, 0]
 
 
 def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
     full = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the disk is full")
     breaks = lambda m, reply: Message(full, reply_to=m) if asks(m, 1000, QUESTION) else reply
-    client_grid = ClientGrid(Unruly(ECHO, 3, breaks))
-    client_grid.wait()
-    assert client_grid.clients == {1001: 1, 1002: 2, 1000: 1000}
+    assert met(Unruly(ECHO, 3, breaks)).clients == {1001: 1, 1002: 2, 1000: 1000}
     assert "the disk is full" in caplog.text
 
 
@@ -326,8 +328,8 @@ def says(names, **more):
 
 
 def test_two_nodes_with_one_name_are_refused():
-    grid = ClientGrid(Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"})))
-    refused(grid.wait, "two nodes say that they are client 'site-a'")
+    grid = Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"}))
+    refused(lambda: met(grid), "two nodes say that they are client 'site-a'")
 
 
 @pytest.mark.parametrize(
@@ -375,8 +377,7 @@ def test_a_name_belongs_to_the_key_that_is_registered(registered):
     grid = Unruly(ECHO, 3, says({1000: "a", 1001: "b", 1002: "a"}))
     known = {1000: ("a" if registered else "", b"0"), 1001: ("", b"1"), 1002: ("", b"2")}
     grid.get_nodes = lambda: [Known(node, *known[node]) for node in grid.on]
-    client_grid = ClientGrid(grid, num_clients=2)
-    client_grid.wait()
+    client_grid = met(grid, num_clients=2)
     assert client_grid.clients == {1000: "a", 1001: "b"}
     assert on_nodes(client_grid, [1001, 1002]) == {1001: "b"} | ({} if registered else {1002: "a"})
     assert on_nodes(client_grid, [1000, 1001]) == {1000: "a", 1001: "b"}
@@ -406,6 +407,94 @@ def test_a_latecomer_that_does_not_answer_is_asked_again():
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 1.5, True, b"site"])
 def test_a_name_that_no_log_could_hold_is_not_taken(name):
-    client_grid = ClientGrid(Unruly(ECHO, 2, says({1001: name})))
-    client_grid.wait()
-    assert client_grid.clients == {1000: 0, 1001: 1001}
+    assert met(Unruly(ECHO, 2, says({1001: name}))).clients == {1000: 0, 1001: 1001}
+
+
+# --- clients kept out of training -----------------------------------------------------
+
+
+class Guest(EchoClient):
+    """Moves the model by its number; as a new client it reports the model's value, and
+    the number of epochs.
+    """
+
+    def __init__(self, number):
+        super().__init__(float(number), num_examples=number + 1)
+        self.store = MessageStore(RecordDict())
+
+    def evaluate_new(self, epochs, parameters, config, train_parameters, train_config):
+        assert self.store.load("kept", config, before=False) is None
+        self.store.save("kept", parameters, config)
+        return 0.0, 7, {"accuracy": epochs / 10, "loss": float(parameters[0][0]), "other": 1.0}
+
+
+class Meeting(FedAvg):
+    """Notes whom it writes to."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.met = {message.metadata.dst_node_id - FIRST_NODE for message in messages}
+        self.met |= set(grid.clients.values())
+        return messages
+
+
+numbered = partial(InlineGrid, numbered=True)
+ONE_NEW = {"num_new": 1}
+
+
+@pytest.mark.parametrize("kind", [InlineGrid, numbered])
+def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
+    strategy = Meeting()
+    result = play(
+        strategy, Guest, 5, START, 3, inner=kind, on={"seed": 1, "num_new": 2}, evaluate_every=2
+    )
+    rounds = result.seen
+    new = rounds[0].new_clients
+    others = [client for client in range(5) if client not in new]
+    assert len(new) == 2
+    assert strategy.met == set(others)
+    mean = sum(k * (k + 1) for k in others) / sum(k + 1 for k in others)
+    np.testing.assert_allclose(arrays_of(result)["w"], 3 * mean, rtol=1e-6)
+    assert [r.newcomers.clients if r.newcomers else None for r in rounds] == [None, new, new]
+    scores_of_new = rounds[1].newcomers.metrics
+    assert scores_of_new[new[0]] == {
+        "num-examples": 7, "new-accuracy": 0.0, "new-accuracy-1": 0.1, "new-accuracy-5": 0.5,
+        **dict.fromkeys(("new-loss", "new-loss-1", "new-loss-5"), pytest.approx(2 * mean)),
+    }  # fmt: skip
+    assert rounds[1].evaluated.clients == others
+
+
+def test_a_new_client_that_returns_at_another_node_is_still_new():
+    grid = Unruly(to_client_app(lambda context: Guest(context.node_config["partition-id"])), 4)
+    clients = met(grid, seed=3, num_new=1)
+    (new,) = clients.new_clients
+    grid.on.remove(FIRST_NODE + new)
+    assert clients.newcomers() == {}
+    assert len(clients.get_node_ids()) == 3
+    other = FIRST_NODE + (new + 1) % 4  # whose node now says that it is the new one
+    clients._ids[other] = new
+    assert clients.newcomers() == {other: new}
+    assert other not in clients.get_node_ids()
+
+
+def test_a_client_that_cannot_be_new_is_a_failure_of_its_own():
+    result = play(FedAvg(), lambda _: EchoClient(1.0), 4, START, 2, inner=numbered, on=ONE_NEW)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+    (failure,) = result.seen[-1].failures
+    assert "EchoClient has no evaluate_new" in failure.reason
+
+
+def test_an_accuracy_that_is_none_is_left_out():
+    class Boaster(Guest):
+        def evaluate_new(self, epochs, *sent):
+            return 0.0, 7, {"accuracy": -0.5 if epochs else 0.5, "loss": 1.0}
+
+    result = play(FedAvg(), Boaster, 4, START, inner=numbered, on=ONE_NEW)
+    assert "new-accuracy-1" in result.seen[-1].failures[0].reason
+
+
+def test_somebody_must_train():
+    refused(
+        lambda: play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3}),
+        "num-new-clients = 3, but 3 clients are connected",
+    )

@@ -5,7 +5,6 @@ in closed form, and the weak learners.
 import numpy as np
 import pytest
 import torch
-from flwr.client import NumPyClient
 
 from fedapps.algorithms.boosting.regression import Distiller, FitOptions
 from fedapps.clients import ClientData, FFGBDistillClient, Split
@@ -18,6 +17,7 @@ from fedapps.strategies import (
 )
 from tests.helpers import (
     EchoClient,
+    Trains,
     arrays_of,
     assert_arrays,
     blobs,
@@ -37,38 +37,24 @@ def distiller():
     )
 
 
-class Learner(NumPyClient):
-    """Answers with a fixed net, whatever it receives."""
-
-    def __init__(self, i, size=1):
-        self.i, self.size = i, size
-
-    def fit(self, parameters, config):
-        rng = np.random.default_rng(self.i)
-        return (
-            [self.size * rng.normal(size=p.shape).astype(np.float32) for p in parameters],
-            self.i + 1,
-            {"loss": 1.0},
-        )
-
-    def evaluate(self, parameters, config):
-        return 0.0, 1, {}
+def answer(i, size=1):
+    """Return a fixed net."""
+    rng = np.random.default_rng(i)
+    return [size * rng.normal(size=array.shape).astype(np.float32) for array in START.values()]
 
 
-def mean_learner(position, shape, clients=4):
-    draws = []
-    for i in range(clients):
-        rng = np.random.default_rng(i)
-        draws.append([rng.normal(size=s) for s in ((2, 3), (2,))][position])
-    return np.mean(draws, axis=0)
+def learner(i, _=None):
+    """Return a client that answers with a fixed net, whatever it receives."""
+    return Trains(lambda *sent: answer(i), i + 1)
 
 
 def test_a_round_of_ffgb_distill_is_the_papers_equation():
     strategy = FFGBDistill(distiller(), FFGBDistillOptions(step=2.0, mu=0.1, **EXACT))
-    result = simulate(strategy, lambda i, _: Learner(i), 4, START, 1)
+    result = simulate(strategy, learner, 4, START, 1)
     for position, (name, array) in enumerate(arrays_of(result).items()):
         # uniform, whatever num-examples
-        want = (1 - 2.0 * 0.1) * START[name] - 2.0 * mean_learner(position, array.shape)
+        mean = np.mean([answer(i)[position] for i in range(4)], axis=0)
+        want = (1 - 2.0 * 0.1) * START[name] - 2.0 * mean
         np.testing.assert_allclose(array, want, atol=1e-3)
     assert strategy.models_sent == {"models-up": 4, "models-down": 4}
     assert result.train_metrics_clientapp[1]["distill-loss"] < 1e-6
@@ -78,7 +64,7 @@ def test_a_round_of_ffgb_distill_is_the_papers_equation():
 def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
     options = FedAvgDistillOptions(start=start, **EXACT)
     ours, want = (
-        arrays_of(simulate(strategy, lambda i, _: Learner(i), 4, START, 1))
+        arrays_of(simulate(strategy, learner, 4, START, 1))
         for strategy in (FedAvgDistill(distiller(), options), FedAvg(weights="uniform"))
     )
     assert_arrays(ours, want, atol=1e-3)
@@ -87,7 +73,7 @@ def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
 @pytest.mark.parametrize("place", [1, 5])
 def test_a_liars_outputs_are_three_times_as_long_as_the_references(place):
     """That of ten clients is the second largest (hardened: the lower median)."""
-    nets = [Learner(i, 1000 if i == 9 else 1).fit(START.values(), {})[0] for i in range(10)]
+    nets = [answer(i, 1000 if i == 9 else 1) for i in range(10)]
     moves = [[new - old for new, old in zip(net, START.values(), strict=True)] for net in nets]
     x = distiller().inputs.numpy()
     lengths = np.array([np.linalg.norm(x @ w.T + b) for w, b in moves])
@@ -96,9 +82,7 @@ def test_a_liars_outputs_are_three_times_as_long_as_the_references(place):
     strategy = FedAvgDistill(distiller(), FedAvgDistillOptions(**EXACT))
     if place == 5:
         strategy.harden()
-    got = arrays_of(
-        simulate(strategy, lambda i, _: Learner(i, 1000 if i == 9 else 1), 10, START, 1)
-    )
+    got = arrays_of(simulate(strategy, lambda i, _: Trains(lambda *sent: nets[i]), 10, START, 1))
     for position, name in enumerate(START):
         move = np.mean([f * move[position] for f, move in zip(factors, moves, strict=True)], 0)
         np.testing.assert_allclose(got[name], START[name] + move, atol=1e-3)
@@ -167,32 +151,6 @@ def test_labels_beyond_the_nets_classes_are_an_error():
 BLOBS = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
 
 
-def blob_distiller():
-    return Distiller(small_net(0), torch.cat([blobs(i).train.x for i in range(3)]))
-
-
-def test_boosting_learns_what_no_client_could():
-    """Each client lacks one class of three; distilled on their unlabelled points, two
-    rounds tell all three apart.
-    """
-    whole = blobs(0, n=300)
-
-    def client(i, _):
-        rows = whole.train.y != i
-        part = Split(whole.train.x[rows], whole.train.y[rows])
-        return FFGBDistillClient(small_net, ClientData(part, part, whole.test), i)
-
-    options = FFGBDistillOptions(
-        step=3.0,
-        oracle_epochs=60,
-        oracle_learning_rate=0.01,
-        distill_epochs=30,
-        distill_learning_rate=0.01,
-    )
-    strategy = FFGBDistill(Distiller(small_net(0), whole.train.x), options)
-    assert simulate(strategy, client, 3, BLOBS, 2).evaluate_metrics_clientapp[2]["accuracy"] > 0.9
-
-
 def test_the_options_of_the_fit_reach_it(monkeypatch):
     seen = []
 
@@ -206,5 +164,6 @@ def test_the_options_of_the_fit_reach_it(monkeypatch):
         2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
     )
     client = lambda i, _: FFGBDistillClient(small_net, blobs(i), i)
-    simulate(FFGBDistill(blob_distiller(), options), client, 1, BLOBS, 1)
+    distiller = Distiller(small_net(0), blobs(0).train.x)
+    simulate(FFGBDistill(distiller, options), client, 1, BLOBS, 1)
     assert seen == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]
