@@ -28,6 +28,7 @@ from tests.helpers import (
     run_inline,
     summary_of,
     wait_for,
+    write_file,
 )
 
 # their ids as clients: the three share the settings' data
@@ -49,8 +50,7 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 def lent(tmp_path_factory):
     """A folder with a package that the server and two of the sites have."""
     folder = tmp_path_factory.mktemp("lent")
-    (folder / "scales").mkdir()
-    (folder / "scales" / "__init__.py").write_text("FACTOR = 1.0\n")
+    write_file(folder / "scales" / "__init__.py", "FACTOR = 1.0\n")
     return folder
 
 

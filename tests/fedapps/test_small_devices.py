@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.deployment import CHILD, Recorder, app, execute, measure, read_settings
 from fedapps.runs.prepare import prepare_folder
-from tests.helpers import ROOT, python
+from tests.helpers import ROOT, python, write_file
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +55,7 @@ def child_of_a_site(method, folder, *, without):
                 random.normal(50, 9, 60), random.choice(list("abc"), 60), strict=True
             )
         ]
-        path = folder / f"{number}.csv"
-        path.write_text("\n".join(["age,kind,label", *rows]))
+        path = write_file(folder / f"{number}.csv", "\n".join(["age,kind,label", *rows]))
         context.node_config |= {"client-id": f"site-{number}", "data": str(path)}
     prepare_folder(settings, overwrite=True)
     execute(settings, grid, [])

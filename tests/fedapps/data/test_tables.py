@@ -46,13 +46,6 @@ def task_of(source, task="tabular", **settings):
 # --- one way to name a source ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["tabular", "regression", "text", "unigram"])
-def test_a_source_that_is_not_there_is_refused_by_every_task(task):
-    method = "fedboost" if task == "unigram" else "fedavg"
-    given = {"task": task, "method": method, "data.source": "no/such.csv"}
-    refused(lambda: assemble(with_defaults(given)), "data.source = ", UserError)
-
-
 def test_a_file_for_another_task_names_all_that_is_in_the_way():
     """The main job's file with a method whose default task reads no such data."""
     given = read_toml(Path(__file__).parents[3] / "experiments" / "default.toml")
@@ -107,12 +100,6 @@ def test_categories_and_missing_values_and_three_classes(task, tmp_path):
         assert np.isnan(task.arrays(0, 4, scale=False).train.x).any()
 
 
-def test_two_classes_are_one_logit(tmp_path):
-    source = write(tmp_path / "t.csv", rows(classes=("no", "yes")))
-    task = task_of(source, data__natural_id="plant")
-    assert (task.num_outputs, task.samples.classes) == (1, ("no", "yes"))
-
-
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -139,13 +126,3 @@ def test_a_column_of_clients_is_suggested_and_none_are_invented(tmp_path):
     task = task_of(source, "classification", num_clients=5)
     assert any("'plant' (4 values) looks like one" in line for line in task.remarks(5))
     assert len(task_of(source, data__partition="iid", num_clients=5).partition(5)) == 5
-
-
-def test_numbers_to_predict_use_the_same_reader(tmp_path):
-    given = {"data__natural_id": "plant", "data__label": "heat", "num_clients": 4}
-    task = task_of(write(tmp_path / "t.csv", rows()), "regression", **given)
-    refused(lambda: task.check(4), "4 of 120 rows hold no value to predict", UserError)
-    lines = [line | {"heat": line["heat"] or "1"} for line in rows()]
-    task = task_of(write(tmp_path / "full.csv", lines), "regression", **given)
-    task.check(4)
-    assert task.samples.numbers.used == ("shift=night", "label=bad", "label=best", "label=good")

@@ -69,6 +69,7 @@ METHODS = {
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2, "ffgb.fit-steps": 2},
     "histogram-boosting": {"num-rounds": 5},
+    "secure sums": {**SMALL, "method": "fedavg", "secure.on": True, "clients-per-round": 0},
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedapps.deployment.local import Deployment
 from fedapps.engines.superlink import reason_of
 from fedapps.errors import RunFailed
-from tests.helpers import refused
+from tests.helpers import refused, write_file
 
 # As Flower 1.41 writes them.
 STARTED = """INFO :      Starting Flower SuperLink
@@ -57,8 +57,7 @@ def test_the_reason_is_an_errors_last_word(log, reason):
 def test_what_a_superlink_said_before_the_run_is_not_its_reason(tmp_path):
     """One of a deployment may have run, and complained, for months."""
     deployment = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}})
-    log = deployment.superlink.log
-    log.write_text("OSError: of long ago\n")
+    log = write_file(deployment.superlink.log, "OSError: of long ago\n")
     connection = deployment.connection()
     refused(
         lambda: connection.check_alive(), f"SuperLink has ended unexpectedly: {KILLED}", RunFailed

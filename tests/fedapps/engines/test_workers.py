@@ -227,8 +227,8 @@ if __name__ == "__main__":
     ("how", "number"), [("sleep", signal.SIGINT), ("spin", signal.SIGINT), ("spin", signal.SIGKILL)]
 )
 def test_no_worker_outlives_its_parent(how, number):
-    """Ctrl-C reaches all processes of the terminal, SIGKILL only the parent; the
-    workers are in the middle of a client.
+    """Ctrl-C reaches all processes of the terminal, `kill` only the parent; the workers
+    are in the middle of a client.
     """
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, how],
@@ -238,7 +238,7 @@ def test_no_worker_outlives_its_parent(how, number):
         start_new_session=True,
     ) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(2)]
-        os.killpg(parent.pid, number) if number == signal.SIGINT else parent.kill()
+        os.killpg(parent.pid, number) if how == "sleep" else parent.send_signal(number)
         assert parent.wait(60) != 0
     deadline = time.monotonic() + 60
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and (

@@ -1,13 +1,21 @@
 """One and three workers give the same bits, for each kind of method: with sampled
 clients, with momentum and partial batches (the defaults), and with a client that fails
-after it has trained.
+after it has trained. The runs of a sweep share the cores.
 """
 
+import multiprocessing
+from types import SimpleNamespace
+
 import pytest
+import torch
 from flwr.app import Context, Message
 
+from fedapps.engines import workers
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.processes import Cores
 from fedapps.engines.workers import WorkerGrid, forks_train
+from fedapps.lab.sweeps import pool
+from fedapps.runs import inline_grid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_factory import share
 from fedapps.runs.execution import execute
@@ -25,6 +33,7 @@ JOB = {
     "checkpoint-every": 2,
     "train.local-epochs": 1,
 }
+TIMES = {"time.dropout": 0.1, "time.jitter": 0.5}
 #: A method for each kind of message and state, with its job.
 KINDS = {
     **{
@@ -35,6 +44,12 @@ KINDS = {
         )
     },
     "in messages": {"method": "scaffold", "client-store": "message", "checkpoint-every": 0},
+    "fedbuff with a clock": {"method": "fedbuff", **TIMES},
+    "over-selection": {"method": "fedavg", "rounds.over-select": 0.4, **TIMES},
+    "partial work": {
+        **{"method": "finetune", "train.local-epochs": 2, "rounds.deadline": 0.8, **TIMES},
+        "rounds.late": "partial",
+    },
 }
 
 
@@ -106,6 +121,8 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 1)
     assert number(**{"num-rounds": 50_000}) == 1
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert number_of_workers(None, on_gpu, None) == 1
 
 
 @pytest.mark.slow
@@ -113,3 +130,29 @@ def test_workers_that_are_started_as_new_programs(tmp_path):
     """As on macOS: each loads the app and the data itself."""
     job = {"num-rounds": 2, **KINDS["in messages"]}
     assert run(tmp_path / "2", 2, start="spawn", **job) == run(tmp_path / "1", 1, **job)
+
+
+SWEPT = JOB | {"method": "scaffold", "num-rounds": 2}
+
+
+def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch):
+    """Its numbers are the same. It holds one core, and gives back all others after
+    each phase.
+    """
+    pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "alone"))
+    used = []
+    run_in = workers.WorkerGrid._run_in
+
+    def counted(self, workers_used, asked):
+        used.append((len(workers_used), shared.free.value))
+        return run_in(self, workers_used, asked)
+
+    monkeypatch.setattr(workers.WorkerGrid, "_run_in", counted)
+    monkeypatch.setattr(workers, "usual_method", lambda: "fork")
+    monkeypatch.setattr(inline_grid, "pays", lambda *_: True)
+    shared = Cores(4, multiprocessing.Value("i", 3))
+    monkeypatch.setattr(pool, "SHARED", [shared])
+    pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "together"))
+    assert outcome_of(tmp_path / "together") == outcome_of(tmp_path / "alone")
+    assert set(used) == {(3, 0)}
+    assert shared.free.value == 3

@@ -94,7 +94,7 @@ def folder(modules):
     where a client is made.
     """
     lazy = "from fedapps.clients import FedAvgClient\n"
-    return modules(my_code=CODE, my_client=CLIENT, my_lazy=lazy)
+    return modules(my_code=CODE, my_client=CLIENT, my_lazy=lazy, unused="")
 
 
 def settings(*pairs, **given):
@@ -202,9 +202,9 @@ def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
     listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert listed["config"]["own"] == {"pull": 0.5, "base": "fedavg"}
     assert listed["config"]["mine"] == {"size": 1}
-    assert "config" in listed
     assert "train" in listed["config"]
-    assert set(files) <= set(listed["fab-include"])
+    assert {*files, "/LICENSE"} <= set(listed["fab-include"])
+    assert {path.name for path in app.glob("*.py")} == set(files)
 
 
 def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys, error_of):

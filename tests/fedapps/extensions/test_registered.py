@@ -11,7 +11,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.extensions.registered import registered
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import printed, refused
+from tests.helpers import printed, refused, write_file
 
 CODE = """
 from dataclasses import dataclass
@@ -54,8 +54,7 @@ one-layer = nearer_package:net
 def package(tmp_path, monkeypatch):
     """An installed package, as Python sees one."""
     site, info = tmp_path / "site-packages", tmp_path / "site-packages" / "nearer-1.2.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nearer\nVersion: 1.2\n")
+    write_file(info / "METADATA", "Metadata-Version: 2.1\nName: nearer\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(POINTS)
     (site / "nearer_package.py").write_text(CODE)
     (site / "nearer_broken.py").write_text("import a_package_that_is_not_here\n")

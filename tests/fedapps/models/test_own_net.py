@@ -3,7 +3,6 @@ weights and its files in the app.
 """
 
 import re
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedapps.clients import partial_sharing
-from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, refused, seeded
+from tests.helpers import assert_arrays, refused, seeded, write_file
 
 NETS = """
 import numpy as np
@@ -265,21 +263,8 @@ def test_batch_norm_with_batches_of_one_is_refused(folder):
     )
 
 
-def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(folder):
-    assert own_files({"model.name": "mlp"}) == {}
-    net("my_nets:Small")
-    sent = own_files({"model.name": "my_nets:Small", "task": "digits"})
-    assert sent == {name: folder / name for name in ("my_nets.py", "my_layers.py")}
-    app = copy_app(folder / "app", sent)
-    assert (app / "my_layers.py").read_text() == LAYERS
-    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert {"my_nets.py", "my_layers.py", "/LICENSE"} <= set(about["fab-include"])
-    assert not (app / "unused.py").exists()
-
-
 def test_a_package_travels_as_one(folder):
-    (folder / "zoo").mkdir()
-    (folder / "zoo" / "__init__.py").write_text("")
+    write_file(folder / "zoo" / "__init__.py", "")
     (folder / "zoo" / "nets.py").write_text(NETS)
     net("zoo.nets:Small")
     sent = own_files({"model.name": "zoo.nets:Small"})

@@ -15,7 +15,7 @@ from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, refused, seeded
+from tests.helpers import assert_arrays, refused, seeded, write_file
 
 VIT = {
     "model_type": "vit",
@@ -68,8 +68,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write(name, config):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        write_file(tmp_path / name / "config.json", json.dumps(config))
         return f"transformers:./{name}"
 
     return write

@@ -19,7 +19,7 @@ from fedapps.records.rounds import read_rounds
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.launch import Launch, settle
 from fedapps.runs.prepare import with_defaults
-from tests.helpers import ROOT, dying_after, refused
+from tests.helpers import ROOT, dying_after, refused, write_file
 
 JOB = {
     "num-clients": 3,
@@ -105,8 +105,7 @@ def test_a_resumed_run_has_its_own_id(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     """What two writers leave behind where there are no locks."""
     go(tmp_path)
-    path = tmp_path / "checkpoint" / "6" / "run.json"
-    path.write_text(json.dumps({"run": "other", "kept": []}))
+    write_file(tmp_path / "checkpoint" / "6" / "run.json", json.dumps({"run": "other", "kept": []}))
     refused(
         lambda: go(tmp_path, resume=True), r"round 6 is of run other.*two runs wrote", UserError
     )
@@ -121,8 +120,7 @@ def test_a_folder_that_is_removed_while_the_run_writes(tmp_path, replaced):
         if now.number == 2:
             shutil.rmtree(folder)
             if replaced:
-                folder.mkdir()
-                (folder / WRITER).write_text("{}")
+                write_file(folder / WRITER, "{}")
                 (folder / "rounds.jsonl").write_text("")
 
     refused(lambda: go(folder, remove), "was removed or replaced while", FolderLost)

@@ -14,7 +14,7 @@ from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.tables import PARTS
 from fedapps.toml_text import to_toml, toml_value
-from tests.helpers import lacking, refused, run_inline
+from tests.helpers import lacking, refused, run_inline, write_file
 
 #: The defaults of parts that are off.
 OFF = {
@@ -59,8 +59,7 @@ def test_an_option_of_a_part_that_is_off_is_refused_or_named(
     refused(
         lambda: api.run("fedavg", **{table: {name.replace("-", "_"): int(value)}}), key, UserError
     )
-    path = tmp_path / "job.toml"
-    path.write_text(f"{key} = {value}\n")
+    path = write_file(tmp_path / "job.toml", f"{key} = {value}\n")
     settings(str(path))
     assert f"not used by this run: {key}" in caplog.text
     path.write_text(f"{key} = {value}\nmethod = ['fedavg', 'local']\n")
@@ -90,8 +89,7 @@ def test_the_default_of_a_part_that_is_off_may_be_given_and_all_of_one_that_is_o
 
 
 def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, caplog):
-    path = tmp_path / "job.toml"
-    path.write_text("fedprox.mu = 0.1\nditto.epochs = 2\n")
+    path = write_file(tmp_path / "job.toml", "fedprox.mu = 0.1\nditto.epochs = 2\n")
     assert settings(str(path), "method=fedprox").options.mu == 0.1
     assert settings(str(path)).method == "fedavg"
     assert main(["data", str(path)]) == 0
@@ -117,8 +115,10 @@ def test_a_recorded_run_can_be_resumed_with_a_part_turned_off(tmp_path):
 
 
 def test_a_sweep_may_hold_the_options_of_its_methods(tmp_path):
-    path = tmp_path / "sweep.toml"
-    path.write_text('method = ["fedavg", "fedprox"]\nfedprox.mu = 0.1\nsweep.title = "t"\n')
+    path = write_file(
+        tmp_path / "sweep.toml",
+        'method = ["fedavg", "fedprox"]\nfedprox.mu = 0.1\nsweep.title = "t"\n',
+    )
     assert len(read_plan(path).points) == 2
     assert len(read_plan(path, ['method=["fedavg", "local"]']).points) == 2
     refused(lambda: read_plan(path, ["ditto.epochs=2"]), r"ditto\.epochs", UserError)

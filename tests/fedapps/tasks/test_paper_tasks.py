@@ -27,7 +27,7 @@ from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
-from tests.helpers import assert_arrays, refused, seeded
+from tests.helpers import assert_arrays, refused, seeded, write_file
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -302,8 +302,7 @@ WORDS = [
 def checkpoint(tmp_path):
     """A DistilBERT of one tiny layer: sizes and vocabulary, no weights."""
     folder = tmp_path / "tiny-bert"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    write_file(folder / "vocab.txt", "\n".join(WORDS))
     sizes = {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
     kind = {"model_type": "distilbert", "pad_token_id": 0, "vocab_size": len(WORDS)}
     (folder / "config.json").write_text(json.dumps(kind | sizes))

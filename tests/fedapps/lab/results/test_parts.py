@@ -25,7 +25,7 @@ from fedapps.lab.results.parts import (
 )
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
-from tests.helpers import lacking
+from tests.helpers import lacking, write_file
 
 
 @pytest.fixture
@@ -124,8 +124,7 @@ def test_texts_of_a_pdf_are_texts_and_the_same_figure_gives_the_same_file(write_
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path, error_of):
-    (tmp_path / "sweep" / "cells" / "a").mkdir(parents=True)
-    (tmp_path / "sweep" / "cells" / "a" / "settings.toml").touch()
+    write_file(tmp_path / "sweep" / "cells" / "a" / "settings.toml")
     for folder, said in (("", "it has no settings.toml\n"), ("sweep", "runs of this sweep are")):
         assert said in error_of("figures", tmp_path / folder)
 

@@ -18,7 +18,6 @@ from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results import fair_plots
 from fedapps.lab.results.grid_plots import X_LABELS, line_of
 from fedapps.lab.results.parts import run_figures
-from fedapps.lab.results.report import write_report
 from fedapps.lab.results.run_plots import comparison_figure
 from fedapps.records import writer
 from fedapps.records.reader import read_run
@@ -108,16 +107,6 @@ def test_size_is_bounded_and_the_same_after_a_resume(tmp_path, monkeypatch):
 
 
 # --- the heat map ---------------------------------------------------------------------
-
-
-def test_heat_map_in_plots_and_report(write_run):
-    path = with_weights(
-        write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))]
-    )
-    assert "weights" in run_figures(read_run(path))
-    assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
-    texts = drawn(fair_plots.weights_figure(read_run(path), THEME))
-    assert lacking(texts, "client", "0", "1") == []
 
 
 def test_heat_map_table_by_hand():

@@ -16,7 +16,7 @@ import pytest
 from fedapps.lab.sweeps.pool import DIED, PlannedRun, Pool, finished, run_all, run_one
 from fedapps.records.lock import WRITER, FolderLock
 from fedapps.records.rounds import status_of
-from tests.helpers import ROOT, dying_after, outcome_of
+from tests.helpers import ROOT, dying_after, outcome_of, write_file
 
 LASSO: dict[str, Any] = {
     "method": "fedfw",
@@ -89,8 +89,7 @@ def test_each_process_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Three processes share two GPUs two to one; in their parent nothing changes."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     folder = tmp_path / "net"
-    folder.mkdir()
-    (folder / "three_nets.py").write_text(NET)
+    write_file(folder / "three_nets.py", NET)
     monkeypatch.syspath_prepend(folder)
     config = {"num-rounds": 1, "num-clients": 2, "device": "cpu", "model.name": "three_nets:net"}
     runs = [PlannedRun({**config, "seed": i}, tmp_path / f"{i}") for i in range(3)]

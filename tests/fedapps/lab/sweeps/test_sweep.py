@@ -29,7 +29,7 @@ from fedapps.lab.sweeps.texts import best_of
 from fedapps.runs.execution import execute_inline
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
-from tests.helpers import eventually, lacking, summary_of, wait_for
+from tests.helpers import eventually, lacking, summary_of, wait_for, write_file
 from tests.pretended_device import pretended_cuda
 
 EXPERIMENTS = Path(__file__).resolve().parents[4] / "experiments"
@@ -343,8 +343,7 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
 def test_mistakes_are_reported_in_one_line_before_anything_runs(
     text, arguments, message, tmp_path, error_of, in_process
 ):
-    path = tmp_path / "grid.toml"
-    path.write_text(text)
+    path = write_file(tmp_path / "grid.toml", text)
     assert message in error_of("sweep", path, *arguments, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
