@@ -244,12 +244,6 @@ def test_a_run_without_a_validation_score_says_which_setting_gives_some():
     )
 
 
-def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
-    """A run resumed from the checkpoint of round 4 may still end with round 2."""
-    assert Best(keep=True, round=5, at_checkpoint=2).kept_rounds == [2, 5]
-    assert Best(round=5, at_checkpoint=2).kept_rounds == []
-
-
 @pytest.mark.parametrize("task", ["tabular", "regression"])
 @pytest.mark.parametrize(
     ("method", "share"), [("superfed-mm", 0.2), ("finetune", 0.2), ("fedavg", 0.0), ("apfl", 0.0)]
