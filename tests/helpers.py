@@ -80,7 +80,7 @@ def outcome_of(folder):
     """
     free = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
     rows = [{k: v for k, v in r.items() if not k.endswith(free)} for r in rounds_of(folder)]
-    names = ("clients.csv", "model.safetensors", "weights.csv")
+    names = ("clients.csv", "model.safetensors", "weights.csv", "time.csv")
     return rows, {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
@@ -151,6 +151,13 @@ def reached(port):
     """Return whether a process of this machine that knows only the port can connect."""
     with socket.socket() as stranger:
         return stranger.connect_ex(("127.0.0.1", port)) == 0
+
+
+def write_file(path, text=""):
+    """Write a file, with the folders that it needs; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def write_csv(path, rows, changed):

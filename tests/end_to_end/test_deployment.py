@@ -233,21 +233,14 @@ def test_sites_with_their_own_data(tmp_path):
 
 
 def assert_audited(folder, site):
-    """The server knows the key of a site that refused; the site knows the run."""
-    server, own = (
-        [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
-        for place in (folder, site.folder / "store")
-    )
-    (run,) = (line for line in server if line["event"] == "run")
+    """The server knows the key of a site that refused; the rest is examined in
+    tests/fedapps/runs/test_site_policy.py.
+    """
+    server = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+    keys = {line["node"]: line["key"] for line in server if line["event"] == "connected"}
     key = base64.b64decode((site.folder / "key.pub").read_text().split()[1])
     print_ = "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
-    assert {line["node"]: line["key"] for line in server if line["event"] == "connected"}[
-        int(site.node_id)
-    ] == print_
-    refused = [line for line in own if line["event"] == "refused" and line["run"] == run["run"]]
-    assert [line["type"] for line in refused] == ["train", "evaluate"]
-    assert {line["settings"] for line in refused} == {run["settings"]}
-    assert (server[-1]["event"], server[-1]["status"]) == ("ended", "completed")
+    assert keys[int(site.node_id)] == print_
 
 
 def write_table(path, seed, kinds="abc"):

@@ -38,7 +38,6 @@ from tests.helpers import (
     lacking,
     outcome_of,
     rounds_of,
-    rows_of,
     run_inline,
     summary_of,
 )
@@ -51,7 +50,7 @@ ROUNDS = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
 JOBS = {
     "a node per client": [
         *("method=superfed-mm", "superfed.start=0.3", "num-clients=2", "clients-per-round=2"),
-        *("train.local-epochs=2", *ROUNDS),
+        *("train.local-epochs=1", "data.max-samples=300", *ROUNDS),
     ],
     "fedboost": [
         *("method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", *ROUNDS),
@@ -64,12 +63,12 @@ JOBS = {
     ],
     "aaggff-d": [
         *("method=aaggff-d", "num-clients=8", "clients-per-round=4", *ROUNDS),
-        *("train.local-epochs=2", "num-new-clients=3", "new-epochs=2"),
+        *("train.local-epochs=1", "num-new-clients=3", "new-epochs=2"),
     ],
     "regression": ["method=fedavg", "task=regression", "num-clients=3", "num-rounds=2", "seed=3"],
     "own data": [
         *("method=fedavg", "data.partition=natural", "data.natural-id=subject", "num-rounds=3"),
-        *("evaluate-every=3", "clients-per-round=0", "train.local-epochs=2"),
+        *("evaluate-every=3", "clients-per-round=0", "train.local-epochs=1"),
     ],
     "asynchronous": [
         *("method=fedbuff", "num-rounds=12", "evaluate-every=4", "checkpoint-every=3"),
@@ -96,28 +95,61 @@ def short_folder():
 def assert_equal_runs(ray, inline):
     """Compare what two runs wrote, and the names of their files, except the log."""
     assert outcome_of(ray) == outcome_of(inline)
-    if (ray / "time.csv").exists():
-        assert rows_of(ray / "time.csv") == rows_of(inline / "time.csv")
     files = [{path.name for path in folder.iterdir()} - {"run.log"} for folder in (ray, inline)]
     assert files[0] == files[1]
+
+
+#: Lets processes believe in a GPU: changes PyTorch in those only that import it.
+BELIEVING = """
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+class Believing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(cuda):
+            execute(cuda)
+            cuda.device_count = lambda: int(os.environ.get("CUDA_VISIBLE_DEVICES") != "")
+            cuda.is_available = lambda: cuda.device_count() > 0
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Believing())
+"""
 
 
 def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
     tmp_path, short_folder
 ):
     """As a user types it, with an own method: Ray's workers are elsewhere and get the
-    file with the app, whose settings have the own tables.
+    file with the app, whose settings have the own tables. All processes believe that
+    there is a GPU: whatever was put on it would end the run.
     """
     example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
-    job = ["run", "run.toml", "exp.epsilon=0.01", *ROUNDS]
-    ray = ["--engine", "ray", "--workers", "2", "--out", tmp_path / "ray"]
-    said = succeed(*job, *ray, cwd=example, TMPDIR=short_folder)
-    assert lacking(said, "round 4/4", str(tmp_path / "ray" / "report.html")) == []
-    assert (tmp_path / "ray" / "report.html").exists()
-    assert rounds_of(tmp_path / "ray")[0]["node-messages"] == 2
-    succeed(*job, "--engine", "inline", "--out", tmp_path / "inline", cwd=example)
-    assert_equal_runs(tmp_path / "ray", tmp_path / "inline")
-    assert (tmp_path / "ray" / "run.log").exists()
+    (tmp_path / "sitecustomize.py").write_text(BELIEVING)
+    said = {}
+    for engine, more in (("ray", ["--workers", "2"]), ("inline", [])):
+        job = ["run.toml", "exp.epsilon=0.01", *ROUNDS, "--engine", engine, *more]
+        there = {"cwd": example, "path": [tmp_path], "TMPDIR": short_folder}
+        said[engine] = succeed("run", *job, "--out", tmp_path / engine, **there)
+    ray, inline = tmp_path / "ray", tmp_path / "inline"
+    report = str(ray / "report.html")
+    assert lacking(said["ray"], "round 4/4", report, "--gpus-per-client") == []
+    assert "is too small for a GPU" in said["inline"]
+    assert (ray / "report.html").exists()
+    assert rounds_of(ray)[0]["node-messages"] == 2
+    assert_equal_runs(ray, inline)
+    settings = (inline / "settings.toml").read_text().replace(str(inline), str(ray))
+    assert (ray / "settings.toml").read_text() == settings
+    assert (ray / "run.log").exists()
     assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
 
 

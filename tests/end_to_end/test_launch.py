@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -22,7 +21,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from tests.helpers import command, eventually, reached, refused, rounds_of, summary_of
+from tests.helpers import command, eventually, reached, refused, rounds_of, summary_of, write_file
 
 pytestmark = pytest.mark.slow
 GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
@@ -152,8 +151,7 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
     and each sees its GPU. Flower alone would start a fifth worker and wait forever.
     """
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
-    (decoy / "tinyapp").mkdir(parents=True)
-    (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
+    write_file(decoy / "tinyapp" / "__init__.py", "raise ImportError('the decoy was imported')")
     monkeypatch.chdir(decoy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # too long for Ray's sockets
     monkeypatch.setenv("FLWR_HOME", str(decoy))
@@ -253,8 +251,9 @@ def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
 
 
 def test_a_superlink_that_dies_is_a_failure_with_its_last_log_lines(app, tmp_path, monkeypatch):
-    broken = tmp_path / "flower-superlink"
-    broken.write_text("#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n")
+    broken = write_file(
+        tmp_path / "flower-superlink", "#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n"
+    )
     broken.chmod(0o755)
     find = superlink.program
     monkeypatch.setattr(
@@ -310,30 +309,6 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
         assert len(launched) == number
     assert not launched[0].alive()
     assert not (tmp_path / "run").exists()
-
-
-def test_clients_share_a_node_per_worker(tmp_path, monkeypatch):
-    asked = []
-
-    def simulation(app, config, resources, *arguments, **options):
-        asked.append(resources.nodes)
-        return flower.Outcome("interrupted")
-
-    monkeypatch.setattr(flower, "run_simulation", simulation)
-    monkeypatch.setattr(superlink, "SuperLink", lambda *_: contextlib.nullcontext())
-    job = ["run", "method=fedavg", "num-clients=8", "--engine=ray", "--workers=2"]
-    assert (cli.main([*job, "--out", str(tmp_path / "run")]), asked) == (130, [2])
-
-
-def test_a_taken_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        refused(
-            lambda: superlink.SuperLink(listener.getsockname()[1]),
-            r"^port = \d+: it cannot be used",
-            UserError,
-        )
 
 
 def test_the_last_error_is_the_cause_not_its_wrapper():

@@ -54,19 +54,6 @@ def output_of(capsys, *words, status=2):
     return capsys.readouterr()
 
 
-def test_a_column_that_names_the_client_makes_clients(folder, capsys):
-    assert (
-        ": 3 clients (natural by hospital), 2 classes"
-        in output_of(capsys, "data.source=visits.csv", status=0).out
-    )
-    assert (
-        "5 clients (iid), 2 classes"
-        in output_of(
-            capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0
-        ).out
-    )
-
-
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
     assert (

@@ -245,18 +245,6 @@ def test_the_hubs_own_checks_pass(tmp_path):
     refused(lambda: fab_format_version.normalize_and_validate_fab_format(newer), "Unsupported")
 
 
-def test_flowers_runtime_installs_the_application(tmp_path):
-    """The runtime installs `[project].dependencies` and no extra."""
-    from flwr.supercore.superexec import dependency_installer as installer
-
-    wanted = installer._get_project_dependencies(make(tmp_path))
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    app = [*extras["torch"], *extras["solvers"], *extras["app"][1:]]
-    library = [item for item in PYPROJECT["project"]["dependencies"] if item[:4] != "flwr"]
-    assert sorted(wanted) == sorted(library + app)
-    assert len(wanted) - len(installer._exclude_flwr_dependencies(wanted)) == 1
-
-
 @pytest.mark.slow
 def test_what_is_published_installs_with_all_that_the_app_needs(tmp_path):
     """`pip install .`, which the Hub's page tells to type, in the folder of

@@ -15,12 +15,18 @@ from safetensors.numpy import load_file
 from fedapps.clients import FedAvgClient, MessageStore
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
-from fedapps.records import checkpoint
 from fedapps.runs import launch
 from fedapps.runs.assembly import build_client
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.tasks.predictor_library import Library
-from tests.helpers import clients_of, dying_after, lacking, outcome_of, rounds_of, summary_of
+from tests.helpers import (
+    clients_of,
+    dying_after,
+    lacking,
+    outcome_of,
+    rounds_of,
+    summary_of,
+    write_file,
+)
 from tests.small_jobs import SMALL
 
 QUICK = [
@@ -135,13 +141,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     assert outcome_of(tmp_path / "broken") == outcome_of(tmp_path / "whole")
 
 
-def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
-    assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
-    for name, other in (("b", []), ("c", ["seed=2"])):
-        assert run(tmp_path / "a" / "settings.toml", *other, "--out", tmp_path / name) == 0
-        assert (rounds(tmp_path / name) == rounds(tmp_path / "a")) == (other == [])
-
-
 @pytest.mark.parametrize(
     "words", [["sweep", "grid.toml"], ["contest"], ["deploy", "up"], ["run", "--engine=inline"]]
 )
@@ -171,8 +170,7 @@ def test_mistakes_about_the_folder(tmp_path, error_of, caplog, monkeypatch):
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "settings.toml.partial").write_text("")  # as runs of a contest leave it
     assert run(*QUICK, "--out", tmp_path / "draft", "--overwrite") == 0
-    notes = tmp_path / "r" / "notes.txt"
-    notes.write_text("mine")
+    notes = write_file(tmp_path / "r" / "notes.txt", "mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in error_of(*command)
     said = "is not the folder of a run, so --overwrite deletes nothing in it"
     assert said in error_of(*command, "--overwrite")
@@ -200,13 +198,6 @@ def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
     caplog.clear()
     assert run(*job, "--resume") == 0
     assert "is gone" not in caplog.text
-
-
-def test_a_pause_names_the_round_that_was_reached(tmp_path, capsys):
-    job = [*QUICK, "--out", tmp_path / "r"]
-    assert run(*job, "--until", "3") == 0
-    assert run(*job, "--until", "2", "--resume") == 0
-    assert "paused after round 3; continue" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -322,20 +313,6 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, error_of, monkey
     assert not (tmp_path / "r" / "settings.toml").exists()
 
 
-@pytest.mark.slow
-def test_a_full_disk_prevents_the_checkpoint_but_not_the_run(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    assert run(*QUICK, "--until", "2", "--out", tmp_path / "r") == 0
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    assert run("--resume", "--out", tmp_path / "r") == 0
-    said = "no checkpoint after round 4: [Errno 28] No space left on device. The run continues."
-    assert said in (tmp_path / "r" / "run.log").read_text()
-    # the old one still exists, and no partial new one, which would fill the disk
-    assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]
-
-
 def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
     """Five of six clients fail from round 3 on. After two such rounds the run ends with
     exit status 1; with a lower `min-replies` it continues from there.
@@ -369,24 +346,6 @@ def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path):
         "".join(line for line in path.read_text().splitlines(keepends=True) if "update" not in line)
     )
     assert run("--resume", "--out", tmp_path / "r") == 0
-
-
-def test_a_library_from_a_folder(tmp_path, error_of):
-    tables = np.random.default_rng(0).dirichlet(np.ones(100), 40).astype(np.float32)
-    Library.from_arrays({"table": tables}).save(tmp_path / "library")
-    job = [
-        "method=fedboost",
-        f"fedboost.library={tmp_path / 'library'}",
-        "fedboost.budget=5",
-        "num-rounds=3",
-        "evaluate-every=0",
-    ]
-    assert run(*job, "--nodes", "4", "--out", tmp_path / "r") == 0
-    assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (40,)
-    broken = sorted((tmp_path / "library").iterdir())[7]
-    broken.write_bytes(b"torn")
-    command = ("run", "--engine", "inline", *job, "--nodes", "4")
-    assert broken.name in error_of(*command, "--out", tmp_path / "r2")
 
 
 def test_methods_lists_every_method_and_how_its_printed_form_differs(capsys):

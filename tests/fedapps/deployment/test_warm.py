@@ -18,7 +18,7 @@ from fedapps.engines.processes import end_marked
 from fedapps.runs import installed_app
 from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
-from tests.helpers import eventually
+from tests.helpers import eventually, write_file
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported much"
@@ -53,10 +53,11 @@ def world(tmp_path, monkeypatch):
     # which no client must get
     (tmp_path / "app_of_the_run.py").write_text("version = 'installed'\n")
     for version in ("one", "two"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "app_of_the_run.py").write_text(f"version = {version!r}\n")
-    program = tmp_path / "program"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/client_program.py "$@"\n')
+        write_file(tmp_path / version / "app_of_the_run.py", f"version = {version!r}\n")
+    program = write_file(
+        tmp_path / "program",
+        f'#!/bin/sh\nexec {sys.executable} {tmp_path}/client_program.py "$@"\n',
+    )
     program.chmod(0o700)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     socket = tmp_path / "socket"

@@ -18,7 +18,7 @@ from fedapps import toml_text
 from fedapps.commands.parser import main
 from fedapps.engines import app_folder
 from fedapps.errors import UserError
-from tests.helpers import ROOT
+from tests.helpers import ROOT, write_file
 
 VALUES = [
     "plain",
@@ -145,8 +145,7 @@ CLASS = "<class 'fedapps.strategies.fedavg.FedAvg'>"
 @pytest.mark.slow
 def test_folders_of_the_users_with_our_names_hide_nothing(tmp_path):
     for name in ("strategies", "clients", "algorithms"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
+        write_file(tmp_path / name / "__init__.py", "MINE = 1\n")
     assert run(tmp_path, "-m", "fedapps", "methods")[::2] == (0, "")
     both = "import strategies, fedapps.strategies as ours; assert strategies.MINE; ours.FedAvg"
     assert run(tmp_path, "-c", both) == (0, "", "")
@@ -174,8 +173,7 @@ def test_without_the_links_the_packages_are_found_beside_fedapps(tmp_path):
 
 @pytest.mark.slow
 def test_the_users_own_folders_of_these_names_are_beside_ours_in_the_app(tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text("MINE = 1\n")
+    mine = write_file(tmp_path / "mine.py", "MINE = 1\n")
     own = {f"{name}/{file}.py": mine for name in app_folder.PARTS for file in ("__init__", "mine")}
     app = app_folder.copy_app(tmp_path / "new", own)
     code = f"import strategies.mine, clients; assert clients.MINE; {PRINTS}"

@@ -2,22 +2,30 @@
 less must travel.
 """
 
+import inspect
 import json
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from fedapps.clients import to_client_app
+from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, answer_for_many, pack, unpack
-from fedapps.engines.node_grid import NodeGrid, deal, shared
+from fedapps.engines.node_grid import GatewayGrid, NodeGrid, deal, shared
+from fedapps.engines.workers import WorkerGrid
+from fedapps.records.audit import AuditedGrid
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import ClientGrid, FedAvg
 from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.named_grid import WrappedGrid
+from fedapps.strategies.base.newcomers import NewcomerGrid
+from fedapps.strategies.base.secure_sessions import SecureCalls
 from tests.helpers import EchoClient, arrays_of, exchanged, outcome_of, play, refused, simulate
 
 START = {"w": np.zeros(200, np.float32)}
@@ -69,6 +77,7 @@ METHODS = {
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2, "ffgb.fit-steps": 2},
     "histogram-boosting": {"num-rounds": 5},
+    "secure sums": {**SMALL, "method": "fedavg", "secure.on": True, "clients-per-round": 0},
 }
 
 
@@ -287,3 +296,55 @@ def test_two_messages_to_one_client_run_in_their_order_on_its_state():
     assert second.has_error()
     assert (first.content["metrics"]["seen"], third.content["metrics"]["seen"]) == (1, 2)
     assert grid.travel.messages == 1
+
+
+# --- every grid is called as Flower's -------------------------------------------------
+
+
+KINDS = [
+    AuditedGrid,
+    ClientGrid,
+    GatewayGrid,
+    InlineGrid,
+    NewcomerGrid,
+    NodeGrid,
+    PollingGrid,
+    SecureCalls,
+    WorkerGrid,
+    WrappedGrid,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grid_is_called_as_flowers_are(kind):
+    for name in ("push_messages", "pull_messages", "send_and_receive", "create_message"):
+        flowers = inspect.signature(getattr(Grid, name)).parameters
+        assert flowers.keys() <= inspect.signature(getattr(kind, name)).parameters.keys(), name
+
+
+@pytest.mark.parametrize("name", ["reply_to_message_ids", "message_ids", None])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda grid: grid,
+        ClientGrid,
+        PollingGrid,
+        lambda grid: AuditedGrid(grid, lambda *_, **__: None),
+    ],
+)
+def test_replies_are_pulled_by_either_name(wrapped, name):
+    grid = wrapped(InlineGrid(to_client_app(lambda context: EchoClient(0.0)), 2))
+    ids = grid.push_messages([Message(RecordDict(), node, "query.no") for node in (1000, 1001)])
+    replies = grid.pull_messages(**{name: ids}) if name else grid.pull_messages(ids)
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+
+
+@pytest.mark.parametrize("given", [{}, {"reply_to_message_ids": [], "message_ids": []}])
+def test_replies_to_whatever_are_not_pulled(given):
+    refused(
+        lambda: InlineGrid(to_client_app(lambda context: EchoClient(0.0)), 2).pull_messages(
+            **given
+        ),
+        "reply_to_message_ids",
+        TypeError,
+    )

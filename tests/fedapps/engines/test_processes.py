@@ -11,7 +11,7 @@ import pytest
 
 from fedapps.engines import processes
 from fedapps.errors import UserError
-from tests.helpers import eventually, refused
+from tests.helpers import eventually, refused, write_file
 
 pytestmark = pytest.mark.slow
 
@@ -94,8 +94,7 @@ def test_ports():
 
 
 def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
-    foreign = tmp_path / "elsewhere"
-    foreign.write_text("#!/bin/sh\n")
+    foreign = write_file(tmp_path / "elsewhere", "#!/bin/sh\n")
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     refused(lambda: processes.program("elsewhere"), "elsewhere is not installed next to", UserError)

@@ -14,7 +14,7 @@ from fedapps.engines import wall
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import HOLD, NoWall, Wall
 from fedapps.errors import UserError
-from tests.helpers import lacking, reached, refused
+from tests.helpers import lacking, reached, refused, write_file
 
 WALL = pytest.mark.skipif(bool(wall.no_wall_reason()), reason=f"no wall: {wall.no_wall_reason()}")
 SERVER = """
@@ -138,17 +138,16 @@ def test_who_is_logged_in(tmp_path, monkeypatch):
     import pwd
 
     me = pwd.getpwuid(os.getuid()).pw_name
-    who = tmp_path / "who"
-    who.write_text(
+    who = write_file(
+        tmp_path / "who",
         f"#!/bin/sh\necho '{me} pts/0 2026-01-01 10:00'\necho 'anna pts/1 2026-01-01 10:00 "
-        "(10.0.0.9)'\necho 'root tty1'\n"
+        "(10.0.0.9)'\necho 'root tty1'\n",
     )
     who.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(wall, "SESSIONS", tmp_path / "users")
     assert wall.neighbours() == ["anna"]
-    (tmp_path / "users").mkdir()
-    (tmp_path / "users" / "65534").touch()
+    write_file(tmp_path / "users" / "65534")
     assert wall.neighbours() == sorted({"anna", pwd.getpwuid(65534).pw_name})
     who.unlink()
     assert wall.neighbours() == []  # a question that cannot be answered is no failure

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.engines import workers
@@ -21,9 +23,17 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.engines.processes import Cores
 from fedapps.engines.shared_memory import Segment, pack, unpack
-from fedapps.engines.workers import WorkerGrid
+from fedapps.engines.workers import WorkerGrid, forks_train
+from fedapps.lab.sweeps import pool
+from fedapps.runs import execution
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_factory import share
+from fedapps.runs.execution import execute, load_app, number_of_workers
+from fedapps.runs.prepare import with_defaults
 from fedapps.strategies.base.flower_private import ErrorCode
-from tests.helpers import printed
+from fedapps.strategies.base.messages import trains
+from tests.helpers import outcome_of, printed
+from tests.small_jobs import SMALL
 
 CLIENTS = 7
 
@@ -227,8 +237,8 @@ if __name__ == "__main__":
     ("how", "number"), [("sleep", signal.SIGINT), ("spin", signal.SIGINT), ("spin", signal.SIGKILL)]
 )
 def test_no_worker_outlives_its_parent(how, number):
-    """Ctrl-C reaches all processes of the terminal, SIGKILL only the parent; the
-    workers are in the middle of a client.
+    """Ctrl-C reaches all processes of the terminal, `kill` only the parent; the workers
+    are in the middle of a client.
     """
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, how],
@@ -238,7 +248,7 @@ def test_no_worker_outlives_its_parent(how, number):
         start_new_session=True,
     ) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(2)]
-        os.killpg(parent.pid, number) if number == signal.SIGINT else parent.kill()
+        os.killpg(parent.pid, number) if how == "sleep" else parent.send_signal(number)
         assert parent.wait(60) != 0
     deadline = time.monotonic() + 60
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and (
@@ -285,3 +295,139 @@ for depth in (1, 70):
     print(usual_method())
 """
     assert printed("-c", program).split() == ["fork", "spawn"]
+
+
+# --- each kind of method --------------------------------------------------------------
+
+
+JOB = {
+    "num-clients": 8,
+    "clients-per-round": 5,
+    "num-rounds": 3,
+    "evaluate-every": 2,
+    "checkpoint-every": 2,
+    "train.local-epochs": 1,
+}
+TIMES = {"time.dropout": 0.1, "time.jitter": 0.5}
+#: A method for each kind of message and state, with its job.
+KINDS = {
+    **{
+        name: {"method": name, **SMALL.get(name, {})}
+        for name in (
+            *("fedavg", "scaffold", "superfed-mm", "fedbuff", "aaggff-d", "fedboost", "ffgb"),
+            *("histogram-boosting", "fedfw", "fedevg", "warm-start"),
+        )
+    },
+    "in messages": {"method": "scaffold", "client-store": "message", "checkpoint-every": 0},
+    "fedbuff with a clock": {"method": "fedbuff", **TIMES},
+    "over-selection": {"method": "fedavg", "rounds.over-select": 0.4, **TIMES},
+    "partial work": {
+        **{"method": "finetune", "train.local-epochs": 2, "rounds.deadline": 0.8, **TIMES},
+        "rounds.late": "partial",
+    },
+}
+
+
+def failing_app():
+    """Return the app of the runs, in which client 3 fails in round 2."""
+    app = load_app()
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if (
+            trains(message)
+            and message.content.config_records.get("config", {}).get("server-round") == 2
+            and context.node_config["partition-id"] == 3
+        ):
+            raise RuntimeError("out of battery")
+        return reply
+
+    return answer
+
+
+def run_job(folder, workers, callbacks=(), start=None, **config):
+    start = start or ("fork" if forks_train() else "spawn")
+    settings = with_defaults({**JOB, **config, "out": str(folder)})
+    flat = settings.flat()
+    share(flat, settings, build_task(settings))
+    if workers == 1:
+        grid = InlineGrid(failing_app(), settings.num_clients, flat, numbered=True)
+        execute(settings, grid, callbacks)
+        return outcome_of(folder)
+    with WorkerGrid(
+        failing_app, settings.num_clients, flat, numbered=True, workers=workers, method=start
+    ) as grid:
+        execute(settings, grid, callbacks)
+    return outcome_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits(kind, tmp_path):
+    expected = run_job(tmp_path / "1", 1, **KINDS[kind])
+    assert (len(expected[0]), run_job(tmp_path / "3", 3, **KINDS[kind])) == (3, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
+def test_a_resumed_run_may_have_other_workers(first, then, tmp_path):
+    job = {"method": "scaffold", "num-rounds": 4}
+    expected = run_job(tmp_path / "whole", 1, **job)
+    # its checkpoint is that of round 2
+    run_job(tmp_path / "parts", first, callbacks=[lambda now: now.number == 3], **job)
+    assert run_job(tmp_path / "parts", then, **job, resume=True) == expected
+
+
+def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
+    """Decided by steps. On one core, and for a task without a net, there is none."""
+    monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 6)
+    monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 1)
+    monkeypatch.setattr("fedapps.engines.workers.forks_train", lambda: True)
+
+    def number(given=None, **keys):
+        settings = with_defaults({"method": "fedavg", "num-clients": 20, **keys})
+        return number_of_workers(settings, build_task(settings), given)
+
+    assert number(**{"num-rounds": 50}) == 6
+    assert number(**{"num-rounds": 1, "train.local-epochs": 1}) == 1
+    assert (number(**{"num-rounds": 50, "num-clients": 4}), number(method="fedfw")) == (4, 1)
+    assert (number(3, method="fedfw"), number(30)) == (3, 20)
+    monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 9)
+    assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
+    monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 1)
+    assert number(**{"num-rounds": 50_000}) == 1
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert number_of_workers(None, on_gpu, None) == 1
+
+
+@pytest.mark.slow
+def test_workers_that_are_started_as_new_programs(tmp_path):
+    """As on macOS: each loads the app and the data itself."""
+    job = {"num-rounds": 2, **KINDS["in messages"]}
+    assert run_job(tmp_path / "2", 2, start="spawn", **job) == run_job(tmp_path / "1", 1, **job)
+
+
+SWEPT = JOB | {"method": "scaffold", "num-rounds": 2}
+
+
+def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch):
+    """Its numbers are the same. It holds one core, and gives back all others after
+    each phase.
+    """
+    pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "alone"))
+    used = []
+    run_in = workers.WorkerGrid._run_in
+
+    def counted(self, workers_used, asked):
+        used.append((len(workers_used), shared.free.value))
+        return run_in(self, workers_used, asked)
+
+    monkeypatch.setattr(workers.WorkerGrid, "_run_in", counted)
+    monkeypatch.setattr(workers, "usual_method", lambda: "fork")
+    monkeypatch.setattr(execution, "pays", lambda *_: True)
+    shared = Cores(4, multiprocessing.Value("i", 3))
+    monkeypatch.setattr(pool, "SHARED", [shared])
+    pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "together"))
+    assert outcome_of(tmp_path / "together") == outcome_of(tmp_path / "alone")
+    assert set(used) == {(3, 0)}
+    assert shared.free.value == 3

@@ -19,15 +19,14 @@ from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.rounds import read_rounds, status_of
 from fedapps.toml_text import load_toml, parse_toml
-from tests.helpers import refused
+from tests.helpers import refused, write_file
 
 
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "settings.toml").write_text(
-        'method = "fedavg"\ntask = "digits"\nnum-rounds = 1\nseed = 0\n'
+    write_file(
+        folder / "settings.toml", 'method = "fedavg"\ntask = "digits"\nnum-rounds = 1\nseed = 0\n'
     )
     row = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "seconds": 0.1}
     (folder / "rounds.jsonl").write_text(json.dumps(row) + "\n")
@@ -80,15 +79,13 @@ def test_nested_json_is_one_line(folder):
 
 def test_links_lead_nowhere_else(folder, tmp_path, capsys):
     """Neither is another file shown in a report, nor is one written."""
-    secret = tmp_path / "secret.csv"
-    secret.write_text("client,accuracy\npassword,0.5\n")
+    secret = write_file(tmp_path / "secret.csv", "client,accuracy\npassword,0.5\n")
     (folder / "clients.csv").unlink()
     (folder / "clients.csv").symlink_to(secret)
     assert read_run(folder).clients == []
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    kept = elsewhere / "kept"
-    kept.write_text("kept")
+    kept = write_file(elsewhere / "kept", "kept")
     for name in ("report.html", "report.html.partial", "global.safetensors"):
         (folder / name).symlink_to(kept)
     (folder / "figures").symlink_to(elsewhere)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from fedapps.clients import ClientData, FedAvgClient, Split
 from fedapps.clients.base.store import DiskStore
-from fedapps.clients.base.training import get_arrays
+from fedapps.clients.base.training import get_arrays, set_arrays
 from fedapps.errors import UserError
 from fedapps.lab.results.comparison_table import rows_of
 from fedapps.lab.results.report import state_sentence
@@ -244,12 +244,6 @@ def test_a_run_without_a_validation_score_says_which_setting_gives_some():
     )
 
 
-def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
-    """A run resumed from the checkpoint of round 4 may still end with round 2."""
-    assert Best(keep=True, round=5, at_checkpoint=2).kept_rounds == [2, 5]
-    assert Best(round=5, at_checkpoint=2).kept_rounds == []
-
-
 @pytest.mark.parametrize("task", ["tabular", "regression"])
 @pytest.mark.parametrize(
     ("method", "share"), [("superfed-mm", 0.2), ("finetune", 0.2), ("fedavg", 0.0), ("apfl", 0.0)]
@@ -259,3 +253,21 @@ def test_clients_that_choose_have_validation_samples(method, share, task):
     given = {"method": method, "task": task}
     assert with_defaults(given).data.validation == share
     assert with_defaults({**given, "data.validation": 0.1}).data.validation == 0.1
+
+
+# --- evaluate-train -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_loss_of_the_final_model_on_training_samples_is_a_column_if_asked_for(asked, tmp_path):
+    play(tmp_path, method="propfair", clients_per_round=0, evaluate_train=asked)
+    rows = clients_of(tmp_path)
+    assert ["train-loss" in row for row in rows] == [asked] * 4
+    if asked:
+        task = assemble(with_defaults({**JOB, "method": "propfair"})).task
+        model = task.work_model()
+        arrays = load_file(tmp_path / "model.safetensors")
+        set_arrays(model, [arrays[name] for name in model.state_dict()])
+        for k, row in enumerate(rows):
+            loss = task.objective.score(model, task.client_data(k, 4).train)["loss"]
+            assert float(row["train-loss"]) == pytest.approx(loss, rel=1e-5)

@@ -27,7 +27,7 @@ from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.runs.work import worth
 from fedapps.strategies.base.rounds import TooFewReplies
 from fedapps.toml_text import read_toml
-from tests.helpers import ROOT, fedapps, refused, rounds_of
+from tests.helpers import refused, rounds_of, write_file
 from tests.pretended_device import pretended_cuda
 
 SMALL = {
@@ -157,53 +157,6 @@ def test_auto_leaves_an_accelerator_without_float64(gpus, monkeypatch, caplog):
 
 
 # --- the same device in every engine --------------------------------------------------
-
-
-# changes PyTorch in those processes only that import it
-BELIEVING = """
-import importlib.abc
-import importlib.util
-import os
-import sys
-
-class Believing(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "torch.cuda":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(cuda):
-            execute(cuda)
-            cuda.device_count = lambda: int(os.environ.get("CUDA_VISIBLE_DEVICES") != "")
-            cuda.is_available = lambda: cuda.device_count() > 0
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Believing())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_two_engines_agree_in_processes_that_believe_in_a_gpu(tmp_path):
-    """Whatever was put on it would end the run."""
-    (tmp_path / "sitecustomize.py").write_text(BELIEVING)
-    job = ["run", "experiments/default.toml", "method=superfed-mm", "num-rounds=1"]
-    job += ["num-clients=6", "clients-per-round=2", "train.local-epochs=1"]
-    for engine in ("inline", "ray"):
-        done = fedapps(
-            *job, "--engine", engine, "--out", tmp_path / engine, cwd=ROOT, path=(tmp_path,)
-        )
-        assert done.returncode == 0, done.stderr
-        assert ("is too small" if engine == "inline" else "--gpus-per-client") in done.stderr
-    for name in ("model.safetensors", "clients.csv", "curves.json", "settings.toml"):
-        one, other = (
-            (tmp_path / engine / name).read_text("latin-1") for engine in ("inline", "ray")
-        )
-        assert one.replace("/inline", "/ray") == other
 
 
 @pytest.mark.parametrize(
@@ -377,8 +330,7 @@ def test_a_refused_run_keeps_the_one_that_it_would_overwrite(
     command, why, tmp_path, gpus, error_of
 ):
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "summary.json").write_text("{}")
+    write_file(folder / "summary.json", "{}")
     assert why in error_of("run", *words(SMALL), *command, "--overwrite", "--out", folder)
     assert (folder / "summary.json").read_text() == "{}"
 

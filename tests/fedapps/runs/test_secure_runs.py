@@ -7,12 +7,10 @@ from safetensors.numpy import load_file
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, pack, unpack
-from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
 from fedapps.lab.results.run_tables import secure_section
 from fedapps.records.reader import read_run
 from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from tests.helpers import assert_arrays, refused, rounds_of, run_inline
 
@@ -51,17 +49,6 @@ def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
     assert secure_section(read_run(tmp_path / "plain")) is None
     assert "Secure sums" in (tmp_path / "secure" / "report.html").read_text()
     assert not (tmp_path / "secure" / "confusion.csv").exists()
-
-
-def test_clients_that_share_nodes_give_the_same_bits(tmp_path):
-    files = []
-    for nodes in (1, 3, 0):
-        out = tmp_path / str(nodes)
-        settings = with_defaults({**SMALL, "secure.on": True, "out": str(out)})
-        inner = InlineGrid(app, nodes or 4, settings.flat())
-        execute(settings, NodeGrid(inner, 4, inner.get_node_ids()) if nodes else inner)
-        files.append((out / "model.safetensors").read_bytes())
-    assert files[0] == files[1] == files[2]
 
 
 @pytest.mark.parametrize("key", ["store-dir", "secure-key", "policy"])

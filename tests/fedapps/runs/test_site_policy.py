@@ -31,7 +31,7 @@ from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy
 from fedapps.strategies.base.messages import metrics_of, to_record
-from tests.helpers import assert_same, lacking, refused, rounds_of
+from tests.helpers import assert_same, lacking, refused, rounds_of, write_file
 
 JOB = {
     "num-clients": 3,
@@ -335,8 +335,7 @@ def asked(config, node, kind="train", many=False):
 def test_no_fault_of_a_sites_data_says_what_is_in_them(fault, kind, tmp_path):
     header, rows = FILES[fault]
     folder = tmp_path / SECRET
-    folder.mkdir()
-    (folder / "a.csv").write_text("\n".join([header, *rows]) + "\n")
+    write_file(folder / "a.csv", "\n".join([header, *rows]) + "\n")
     config = {"sites.client": "ward"} if kind == "query.clients" else {}
     said = asked(config, {"data": str(folder / "a.csv")}, kind)
     assert SECRET not in said

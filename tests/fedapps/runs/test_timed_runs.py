@@ -37,7 +37,6 @@ def same(one, other):
                 {k: v for k, v in r.items() if not k.startswith("evaluate")} for r in (row, twin)
             )
         assert_same(row, twin)
-    assert rows_of(one / "time.csv") == rows_of(other / "time.csv")
 
 
 @pytest.mark.parametrize("weights", ["replies", "clients"])
@@ -111,14 +110,6 @@ def test_a_file_of_times_is_found_from_other_folders(tmp_path, monkeypatch):
     assert with_defaults(given).time.file == str(tmp_path / "times.csv")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [{}, {"method": "fedavg", "rounds.over-select": 0.4}, PARTIAL])
-def test_workers_change_nothing(tmp_path, extra):
-    run_inline(tmp_path / "one", "--workers", "1", **{**JOB, **extra})
-    run_inline(tmp_path / "two", "--workers", "2", **{**JOB, **extra})
-    same(tmp_path / "one", tmp_path / "two")
-
-
 @pytest.mark.parametrize("method", ["superfed-mm", "apfl", "ditto", "fedper", "fedavg"])
 def test_personal_methods_run_asynchronously(tmp_path, method):
     given = {**JOB, "fedbuff.base": method} if method != "fedavg" else JOB
@@ -134,8 +125,9 @@ def test_a_synchronous_run_reports_its_simulated_seconds_and_is_the_same_run(tmp
     plain = run_inline(tmp_path / "plain", **untimed)
     assert timed["clock-seconds"] > 0
     assert "clock-seconds" not in plain
-    assert not (tmp_path / "plain" / "time.csv").exists()
-    assert outcome_of(tmp_path / "timed")[1] == outcome_of(tmp_path / "plain")[1]
+    files, wanted = (outcome_of(tmp_path / name)[1] for name in ("timed", "plain"))
+    assert files.keys() - wanted.keys() == {"time.csv"}
+    assert files | wanted == files
 
 
 def test_twice_the_epochs_take_twice_the_time(tmp_path):

@@ -12,7 +12,7 @@ from fedapps.settings.reading import default_config
 from fedapps.settings.reference import all_tables, chosen, described, settings_in
 from fedapps.strategies import PrivacyOptions
 from fedapps.toml_text import flatten_toml
-from tests.helpers import lacking, refused
+from tests.helpers import lacking, refused, write_file
 from tools.generate import main as generate
 from tools.settings_pages import (
     MARKDOWN_END,
@@ -155,8 +155,7 @@ def test_the_command(words, status, said, capsys):
 
 
 def test_a_stale_file_fails_the_check_and_is_written_without_it(monkeypatch, tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("as it was", encoding="utf-8")
+    page = write_file(tmp_path / "page.md", "as it was")
     monkeypatch.setattr("tools.generate.ROOT", tmp_path)
     monkeypatch.setattr("tools.generate.generated", lambda root: {page: "as it was"})
     assert generate(["--check"]) == 0

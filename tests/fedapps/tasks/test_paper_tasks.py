@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import wave
-from dataclasses import replace
 
 import datasets
 import huggingface_hub
@@ -27,7 +26,7 @@ from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
-from tests.helpers import assert_arrays, refused, seeded
+from tests.helpers import assert_arrays, refused, seeded, write_file
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -302,8 +301,7 @@ WORDS = [
 def checkpoint(tmp_path):
     """A DistilBERT of one tiny layer: sizes and vocabulary, no weights."""
     folder = tmp_path / "tiny-bert"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    write_file(folder / "vocab.txt", "\n".join(WORDS))
     sizes = {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
     kind = {"model_type": "distilbert", "pad_token_id": 0, "vocab_size": len(WORDS)}
     (folder / "config.json").write_text(json.dumps(kind | sizes))
@@ -324,32 +322,18 @@ def pairs(write):
 
 
 def test_what_is_scored_on_validation_samples_holds_no_test_sample(write):
-    """The test samples are replaced: the clients of a run that chooses have the same
-    samples to the bit, and are scored on those for validation.
-    """
+    """They are those that a run which is scored on its test samples chooses by."""
     texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
     source = write({"text": texts, "user": [i % 2 for i in range(24)]})
     options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6)
-
-    def task_of(score_on):
-        return made(Words, source, options, "user", validation=0.2, score_on=score_on)
-
-    def clients(score_on, spoilt):
-        task = task_of(score_on)
-        x = np.array(task.samples.x)
-        x[spoilt] = 1
-        task.samples = replace(task.samples, x=x)
-        return [task.client_data(client, 2) for client in range(2)]
-
-    task = task_of("test")
-    dealt = enumerate(task.partition(2))
-    tests = np.concatenate([task.split_of(mine, client, 0.2)[2] for client, mine in dealt])
-    clean = clients("validation", tests[:0])
-    for one, other in zip(clean, clients("validation", tests), strict=True):
-        for name in ("train", "validation", "test"):
-            assert torch.equal(getattr(one, name).x, getattr(other, name).x)
-        assert torch.equal(one.test.x, one.validation.x)
-    assert (clients("test", tests)[0].test.x == 1).all()
+    plain, chosen = (
+        made(Words, source, options, "user", validation=0.2, score_on=on).client_data(1, 2)
+        for on in ("test", "validation")
+    )
+    assert torch.equal(chosen.train.x, plain.train.x)
+    assert torch.equal(chosen.validation.x, plain.validation.x)
+    assert torch.equal(chosen.test.x, plain.validation.x)
+    assert not torch.equal(plain.test.x, plain.validation.x)
 
 
 def test_pairs_are_joined_with_marks_and_filled(checkpoint):

@@ -19,7 +19,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
 from tests.data_folders import write_parquet
-from tests.helpers import clients_of, refused, rounds_of, run_inline
+from tests.helpers import clients_of, refused, rounds_of, run_inline, write_file
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -196,8 +196,7 @@ def test_auroc_is_left_out_where_it_is_undefined():
 
 
 def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
-    path = tmp_path / "site.csv"
-    path.write_text("a;b;c;y\n1;NA;x;0\n;2;NULL;1\n")
+    path = write_file(tmp_path / "site.csv", "a;b;c;y\n1;NA;x;0\n;2;NULL;1\n")
     settings = {"task": "tabular", "sites.columns": "a,b,c=w|x", "data.label": "y"}
     samples = build_task(read_settings(settings), str(path)).samples
     nan = np.nan

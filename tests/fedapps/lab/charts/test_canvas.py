@@ -199,8 +199,3 @@ def test_gradient():
         Colour("#ff8080", "#800000"),
         Colour("#ffffff", "#000000"),
     ]
-
-
-def test_a_path_goes_through_its_points():
-    points = np.array([[0.333, -20], [0.333, 1e5], [-1.375, 0]])
-    assert canvas._path(points) == "M0.33 -20 0.33 100000.00 -1.38 0"

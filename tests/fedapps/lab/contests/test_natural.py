@@ -13,8 +13,9 @@ from benchmarks.contest import in_process
 from benchmarks.truths import SIZES
 from experiments.natural import contests
 from tests.fedapps.lab.contests.sites import write_sites
+from tests.helpers import write_file
 
-SITES = [f"site-{k:02d}" for k in range(1, 8)]
+SITES = [f"site-{k:02d}" for k in range(1, 6)]
 GIVEN = {
     "task": "regression",
     "data.source": "data.csv",
@@ -65,7 +66,7 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch):
         results.append(contests.contest(given, 0, tmp_path / name, 1))
     plain, poison = results
     assert plain["held-out"] == held_out
-    assert plain["sizes"] == [sum(SIZES)] * 7
+    assert plain["sizes"] == [sum(SIZES)] * 5
     for key in ("kind", "method", "leader", "choices", "gains", "delta"):
         assert plain[key] == poison[key], key
     assert plain["unseen"].keys() == plain["gains"].keys()
@@ -74,18 +75,17 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch):
 
 def test_a_finished_contest_is_not_repeated_and_leaves_its_numbers(tmp_path, monkeypatch, capsys):
     def contest(given, number, folder, jobs):
-        folder.mkdir(parents=True)
-        (folder / "verdict.html").touch()
+        write_file(folder / "verdict.html")
         return made_up()
 
     write_sites(tmp_path / "data.csv", SITES)
     words = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", ["contests.py", *words])
-    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    monkeypatch.setattr(contests, "federations", lambda: {"Five": GIVEN})
     monkeypatch.setattr(contests, "contest", contest)
     contests.main()
     text = capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"Seven-0.html", "Seven-0.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"Five-0.html", "Five-0.json"}
     monkeypatch.setattr(contests, "contest", None)
     contests.main()
     assert text.endswith(capsys.readouterr().out)

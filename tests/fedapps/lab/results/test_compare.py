@@ -19,8 +19,7 @@ from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.comparison_table import columns_of, rows_of as rows_of_runs
 from fedapps.lab.results.fair_plots import client_bars, fair_measure, worst_first
-from fedapps.lab.results.gains import gains_over, gains_section, reference_of
-from fedapps.records.measures import pooled_errors, summarise
+from fedapps.records.measures import pooled_errors
 from fedapps.records.reader import RunFolder, read_run
 from tests.helpers import refused, rows_of
 
@@ -402,21 +401,6 @@ def replies(sizes=(4, 30, 9)):
     return parts, {k: reported(*part) for k, part in enumerate(parts)}
 
 
-def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_with_the_largest_error():
-    parts, metrics = replies()
-    y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-    summary = summarise(metrics) | pooled_errors(metrics)
-    own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
-    wanted = {
-        "rmse-pooled": np.sqrt(np.mean((f - y) ** 2)),
-        "r2-pooled": 1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum(),
-        "rmse-worst": max(own),
-        "rmse-mean": np.mean(own),
-    }
-    assert {key: summary.get(key) for key in wanted} == pytest.approx(wanted)
-    assert not {"gini", "error-sums-mean"} & summary.keys()
-
-
 @pytest.mark.parametrize(
     "lie",
     [
@@ -447,13 +431,10 @@ def test_lower_errors_are_better_in_all_comparisons(write_run):
         with_errors(write_run("a", "fedavg", last=last), 2.0, 4.0),
         with_errors(write_run("b", "local", last=last | {"rmse-mean": 5.0}), 4.0, 6.0),
     ]
-    rows = rows_of_runs(runs)
     assert fair_measure(runs) == "rmse"
     assert worst_first([1.0, 3.0, 2.0], "rmse").tolist() == [3.0, 2.0, 1.0]
     assert worst_first([1.0, 3.0, 2.0], "accuracy").tolist() == [1.0, 2.0, 3.0]
-    measure, gains = gains_over(rows, reference_of(rows, None), named=False)
-    assert (measure, gains[0].numbers()["gain-mean"][0]) == ("rmse", 2.0)
-    section = gains_section(measure, reference_of(rows, None), gains)
+    section = gains(compare([run.path for run in runs]))
     assert section.rows[0][1] == "+2.000"
     assert "points" not in section.note
     assert "worst 4.000" in client_bars({"a": runs[:1], "b": runs[1:]}, THEME).panels[0].note

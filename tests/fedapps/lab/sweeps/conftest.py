@@ -5,6 +5,7 @@ import pytest
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.tables import Results
 from fedapps.records.reader import read_run
+from tests.helpers import write_file
 
 
 @pytest.fixture
@@ -14,8 +15,7 @@ def plan_of(tmp_path):
     """
 
     def plan(text, *assignments, scale=""):
-        path = tmp_path / "grid.toml"
-        path.write_text(text)
+        path = write_file(tmp_path / "grid.toml", text)
         return read_plan(path, assignments, scale, tmp_path / "out")
 
     return plan

@@ -15,6 +15,7 @@ from fedapps.lab.sweeps.grid import prune
 from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.tables import difference_text
+from tests.helpers import write_file
 
 LASSO = (
     'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = '
@@ -52,9 +53,9 @@ def test_the_record_holds_file_scale_and_settings(tmp_path, capsys):
 
 def test_data_are_found_by_the_last_name_of_their_source(tmp_path):
     (tmp_path / "sets" / "mnist").mkdir(parents=True)
-    path = tmp_path / "grid.toml"
-    path.write_text(
-        "[axis.of]\nhub = { data.source = 'ylecun/mnist' }\nother = { data.source = 'digits' }\n"
+    path = write_file(
+        tmp_path / "grid.toml",
+        "[axis.of]\nhub = { data.source = 'ylecun/mnist' }\nother = { data.source = 'digits' }\n",
     )
     points = read_plan(path, data=tmp_path / "sets").points
     assert [point.run.config["data.source"] for point in points] == [

@@ -1,12 +1,46 @@
-"""`examples/notebook`: its cells run in order with few rounds and give the described
-results; the committed file holds no outputs.
-"""
+"""The recipes in ``examples/recipes`` run as they are, and learn."""
 
+import importlib.util
 import json
+import re
 
+import numpy as np
 import pytest
 
+from benchmarks import own_apps
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies.base.flower_private import identify_process
 from tests.helpers import ROOT, printed
+
+FOLDER = ROOT / "examples" / "recipes"
+LEARNT = {
+    "fedfw": lambda x: abs(x[3] - 1) < 0.1 and abs(x[7] + 1) < 0.1,
+    "fedboost": lambda alpha: alpha[1] < 0.05 and abs(alpha[0] - alpha[2]) < 0.1,
+    "ffgb": lambda accuracy: accuracy > 0.9,
+    "fedevg": lambda accuracy: accuracy > 0.9,
+    "superfed": lambda accuracy: accuracy > 0.8,
+    "aaggff": lambda w: w[0] > 0.3,  # FedAvg: 0.25
+    "head_only": lambda accuracy: accuracy > 0.9,
+}
+
+
+def test_every_recipe_is_tested():
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(LEARNT)
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_the_recipe_learns(name):
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", FOLDER / f"{name}.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    identify_process(1)
+    found = recipe.main(InlineGrid(recipe.app, 4), None)
+    assert LEARNT[name](found), found
+    assert np.all(np.isfinite(found))
+
+
+# --- the notebook ---------------------------------------------------------------------
+
 
 NOTEBOOK = ROOT / "examples" / "notebook" / "your_data_your_net.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -47,3 +81,18 @@ def test_its_cells_run_in_order(tmp_path):
     assert '"num_rounds": 2' in script
     (tmp_path / "cells.py").write_text(script + CHECKS)
     assert "tensor([[0." in printed("cells.py", cwd=tmp_path)
+
+
+# --- the table of lines ---------------------------------------------------------------
+
+
+own_apps.quiet()
+
+
+@pytest.mark.parametrize("method", ["FedProx", "SCAFFOLD", "AAggFF-S", "Ditto"])
+def test_the_page_counts_the_lines_that_change(method):
+    page = (ROOT / "docs" / "strategy-in-your-project.md").read_text(encoding="utf-8")
+    table = page.partition("## What the methods bring")[2]
+    row = re.findall(rf"^\| {method} \|(.*)\|$", table, re.M)[0]
+    counted = [int(cell.rpartition(",")[2]) for cell in row.split("|")[:2]]
+    assert counted == [own_apps.changed(own_apps.APPS[name], method) for name in ("torch", "NumPy")]
