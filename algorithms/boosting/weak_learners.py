@@ -134,7 +134,7 @@ class NetOracle:
             )
         if not all(bool(torch.isfinite(p).all()) for p in [loss, *parameters]):
             raise Diverged(
-                f"the fit diverged (loss {float(loss):g} at learning-rate = "
+                f"the fit diverged (loss {loss.item():g} at learning-rate = "
                 f"{options.learning_rate:g}): lower it"
             )
 

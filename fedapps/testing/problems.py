@@ -136,7 +136,7 @@ class Quadratics(Problem):
 
     objective = Objective(
         _quadratic,
-        lambda net, data: {"accuracy": 0.0, "loss": float(_quadratic(net(data.x), data.y))},
+        lambda net, data: {"accuracy": 0.0, "loss": _quadratic(net(data.x), data.y).item()},
     )
     num_outputs = 3
 

@@ -2,9 +2,9 @@
 
 Flower identifies nodes by random numbers. Client ids come from one ``query.identity``
 message per node (answered by ``clients.to_client_app`` and
-``clients.answer_identity``). One node is asked first: if its app has no answer, none is
-asked again. Nodes are then identified by their node ids: everything works, but a
-simulation is not repeatable.
+``clients.answer_identity``). Three nodes are asked first: if the app of most has no
+answer, no other is asked. Nodes are then identified by their node ids: everything
+works, but a simulation is not repeatable.
 
 Who is connected is a mapping node -> client id, sorted by id. A grid that makes its
 clients itself (a simulation) offers ``known_clients``. Then no client has to be asked,
