@@ -11,6 +11,7 @@ Contract: FedAvg's; evaluation as in ``strategies.families.sample_sets``.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from flwr.app import ArrayRecord
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 class GeneratorOptions(Options):
     """Options of FedCGAN and FedCVAE."""
 
-    hidden: int = option(16, "channels of the nets' first stage; the paper has 64", low=1)
+    PRINTED = MappingProxyType({"hidden": 64})
+
+    hidden: int = option(16, "channels of the nets' first stage", low=1)
 
 
 class FedGenerator(Synthetic):

@@ -28,6 +28,7 @@ reply holds the one trained model, in the order of the first, and the metric
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
@@ -51,6 +52,8 @@ CLUSTER = "cluster-{}."
 @dataclass(frozen=True)
 class IFCAOptions(Options):
     """Options of IFCA."""
+
+    PRINTED = MappingProxyType({"start": "random"})
 
     clusters: int = option(2, "k, the number of models", low=1)
     start: str = option(

@@ -151,7 +151,7 @@ def index(known: Sequence[Paper]) -> str:
         "",
         START,
         "",
-        "Every table and figure of the papers, and what we found. Each paper has a page with all "
+        "Every table and figure of the papers, and what we found. Each paper has a page with "
         "numbers, a verdict on each claim, and the commands that repeat them. "
         f"{_totals(known, False, 'claims of papers')} *As scored there*: by the paper's rule, for "
         "example a mixture chosen on test samples, and not by ours.",
@@ -259,7 +259,8 @@ def _untried(claim: Claim) -> str:
     """Return item, reason and command of a claim that was not tried."""
     first = claim.have.split()[0]
     reason = (first.lower() if first.istitle() else first) + claim.have[len(first) :]
-    return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
+    file = " ".join(claim.command.split()[2:])  # what to run, or to sweep
+    return f"{claim.item}: {reason}" + (f" (`{file}`)" if file else "")
 
 
 def _row(claim: Claim) -> str:

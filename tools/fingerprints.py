@@ -65,7 +65,7 @@ BUNDLED = ("", "auto", "digits", "generated", "photos", "ratings")
 ENDS = ("loss-mean", "loss-weighted", "objective", "epsilon")
 #: Rounds where one costs a millisecond and moves little.
 ROUNDS = {"point-mass": 60}
-#: Runs per sweep: first those whose method and task no run before them has.
+#: Runs per sweep, and one of every further method and task.
 RUNS = 8
 
 #: Numbers, or settings, of runs by their names.
@@ -73,42 +73,56 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def quoted(root: Path = ROOT) -> list[Path]:
-    """Return the sweeps that have a claim with numbers."""
-    return [
-        path
-        for path in sorted(root.glob("experiments/*/*.toml"))
-        if "sweep" in (table := load_toml(path))
-        and any(claim["verdict"] != NOT_TRIED for claim in table.get("claim", []))
-    ]
+    """Return the sweeps that have a claim with numbers, and files that are no TOML."""
+    return [path for path in sorted(root.glob("experiments/*/*.toml")) if _is_quoted(path)]
+
+
+def _is_quoted(path: Path) -> bool:
+    try:
+        table = load_toml(path)
+    except UserError:  # named where its runs are read
+        return True
+    claims = table.get("claim", [])
+    return "sweep" in table and any(claim.get("verdict") != NOT_TRIED for claim in claims)
 
 
 def cut_runs(path: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the cut runs of a sweep, by their names; none if its data
     are not bundled.
     """
-    scale = "small" if "small" in load_toml(path).get("scale", {}) else ""
+    small = "small" in load_toml(path).get("scale", {})
     runs: dict[str, dict[str, Any]] = {}
-    firsts: dict[tuple[Any, Any], str] = {}
-    for point in read_plan(path, scale=scale).points:
-        config = dict(point.run.config)
-        elsewhere = {key for key in SOURCES if config.get(key, "") not in BUNDLED}
-        given = STAND_INS.get(config["task"], {})
-        if not elsewhere <= given.keys():
-            continue
-        if elsewhere:
-            config |= {key: value for key, value in given.items() if key in config}
-        rounds = ROUNDS.get(config["task"], MOST["num-rounds"])
-        for key, value in {**MOST, "num-rounds": rounds, **FIXED}.items():
-            if key in FIXED or not 0 < config.get(key, 0) <= value:  # 0 and -1 are "all"
-                with suppress(UserError):  # this task or method does not use it
-                    read_settings({**config, key: value})
-                    config[key] = value
-        config["clients-per-round"] = min(config["clients-per-round"], config["num-clients"])
-        if config not in runs.values():  # differs from another one in its seed, say
-            runs[point.name] = config
-            firsts.setdefault((config["method"], config["task"]), point.name)
-    order = sorted(runs, key=lambda name: name not in firsts.values())
-    return {name: runs[name] for name in order[:RUNS]}
+    kinds: set[tuple[Any, Any]] = set()
+    for scale in ["small", ""] if small else [""]:
+        for point in read_plan(path, scale=scale).points:
+            config = _cut(dict(point.run.config))
+            kind = config.get("method"), config.get("task")
+            more = len(runs) < RUNS and scale == ("small" if small else "")
+            # the same settings: another run differs in its seed, say
+            if config and (kind not in kinds or (more and config not in runs.values())):
+                runs.setdefault(point.name, config)
+                kinds.add(kind)
+    return runs
+
+
+def _cut(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a shorter run on bundled data; none if there are none in
+    the place of its own.
+    """
+    elsewhere = {key for key in SOURCES if config.get(key, "") not in BUNDLED}
+    given = STAND_INS.get(config["task"], {})
+    if not elsewhere <= given.keys():
+        return {}
+    if elsewhere:
+        config |= {key: value for key, value in given.items() if key in config}
+    rounds = ROUNDS.get(config["task"], MOST["num-rounds"])
+    for key, value in {**MOST, "num-rounds": rounds, **FIXED}.items():
+        if key in FIXED or not 0 < config.get(key, 0) <= value:  # 0 and -1 are "all"
+            with suppress(UserError):  # this task or method does not use it
+                read_settings({**config, key: value})
+                config[key] = value
+    config["clients-per-round"] = min(config["clients-per-round"], config["num-clients"])
+    return config
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, float]:
@@ -203,9 +217,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the numbers")
     parser.add_argument("words", nargs="*", help="choose sweeps by a part of their names")
     given = parser.parse_args()
+    known = _known()
     runs, failed = all_runs(given.words)
+    if not runs and not failed:
+        parser.error(f"no sweep has {' or '.join(given.words)} in its name")
     found = _all(runs, failed)
-    known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     chosen = {
         name: row
         for name, row in known.items()
@@ -215,7 +231,9 @@ def main() -> int:
     for name, lines in wrong.items():
         print(f"{name}: {'; '.join(lines)}")
     print(f"{len(runs)} runs of {len({name.split()[0] for name in runs})} sweeps")
-    if wrong:
+    if failed:
+        print("Some runs failed: mend them first")
+    elif wrong and not given.write:
         sweeps = sorted({name.split()[0] for name in wrong})
         print(
             f"Numbers moved in {', '.join(sweeps)}: run these claims again (docs/results), or say "
@@ -231,21 +249,36 @@ def main() -> int:
     return 0
 
 
+def _known() -> dict[str, dict[str, float]]:
+    """Return the numbers of the file; none if it cannot be read."""
+    try:
+        rows = json.loads(FILE.read_text(encoding="utf-8"))
+        return {name: {key: float(v) for key, v in row.items()} for name, row in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        print(f"{FILE.name} cannot be read, so nothing can be compared: {error}")
+        return {}
+
+
 def _all(runs: Rows, failed: dict[str, list[str]]) -> dict[str, dict[str, float]]:
     """Return the fingerprints of runs; why others failed goes into ``failed``."""
+    found = {}
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        outcomes = dict(zip(runs, pool.map(_quietly, runs.values()), strict=True))
-    failed |= {name: [row] for name, row in outcomes.items() if isinstance(row, str)}
-    return {name: row for name, row in outcomes.items() if not isinstance(row, str)}
+        begun = {name: pool.submit(_quietly, config) for name, config in runs.items()}
+        for name, future in begun.items():
+            try:
+                found[name] = future.result()
+            except Exception as error:  # the others are compared all the same
+                failed[name] = [f"{type(error).__name__}: {error}"]
+    return found
 
 
-def _quietly(config: Mapping[str, Any]) -> dict[str, float] | str:
-    """Return the fingerprint of a run, without its log, or why it failed."""
+def _quietly(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the fingerprint of a run, without its log."""
     logging.disable(logging.WARNING)
     try:
         return fingerprint(config)
-    except Exception as error:  # the others are compared all the same
-        return f"{type(error).__name__}: {error}"
+    except SystemExit as error:  # it would end the process of other runs, too
+        raise RuntimeError(f"the run ended with status {error.code}") from None
 
 
 if __name__ == "__main__":

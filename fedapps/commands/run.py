@@ -146,7 +146,13 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["out"] = str(arguments.out)
     if arguments.until is not None or arguments.resume:
         given["until"] = arguments.until or 0
-    settings = with_defaults({**given, "resume": arguments.resume})
+    given["resume"] = arguments.resume
+    settings = with_defaults(given)
+    if given.get("form") == "printed" and settings == with_defaults({**given, "form": "usual"}):
+        logger.warning(
+            "form = 'printed' changes nothing: what it would set is given, as in the settings.toml "
+            "of a run, or the method has nothing of it: `fedapps methods` lists what it sets"
+        )
     assigned, used = assignments(arguments.settings), settings.flat()
     check_used(assigned, used)
     # A file may hold the options of several methods.

@@ -18,7 +18,6 @@ from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
-from fedapps.notes import logger
 from fedapps.records.lock import LOCKS, WRITER, FolderLock
 from fedapps.records.rounds import check_resumable, check_same_data, set_status
 from fedapps.records.writer import FILES, FOLDERS
@@ -56,14 +55,6 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
         for key in ("train.learning-rate", "train.momentum"):  # those of SGD
             defaults.pop(key, None)
     settings = read_settings({**defaults, **given})
-    if given.get("form") == "printed":
-        usual = read_settings({**defaults, **given, "form": "usual"})
-        if usual == settings:
-            logger.warning(
-                "form = 'printed' changes nothing: what it would set is given, as in the "
-                "settings.toml of a run, or the method has nothing of it: `fedapps methods` lists "
-                "what it sets"
-            )
     own, model = settings.data.source in find_task(task).sources, settings.model
     source = settings.data.source if own else local(settings.data.source)
     library = getattr(settings.options, "library", "task")

@@ -154,6 +154,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the checked settings of a flat configuration; missing keys have their
     defaults. Raises ``UserError``.
     """
+    # a run's record, where every value is chosen
+    recorded = any(key.startswith("versions.") for key in config)
     config = {key: value for key, value in config.items() if not key.startswith("versions.")}
     known = default_config(config)
     for key in config:
@@ -167,7 +169,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     config["task"] = task
     if config.get("form") == "printed":
         # Flower's run configuration has all keys: a default there is no choice
-        whole = config.keys() >= _general().keys()
+        whole = not recorded and config.keys() >= _general().keys()
         config |= {
             key: value
             for key, (usual, value) in printed(method).items()
