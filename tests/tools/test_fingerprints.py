@@ -1,10 +1,11 @@
 """Fingerprints of experiments: what is a move, and that a moved default is one."""
 
 import json
+import sys
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, refused
 from tools import fingerprints
 from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint, moved
 
@@ -19,6 +20,8 @@ def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
     assert expected == known.keys()
     assert all(known.values())
     assert len({name.split()[0] for name in known}) > 45
+    table = cut_runs(ROOT / "experiments" / "superfed" / "table-2.3.toml").values()
+    assert len({config["method"] for config in table}) == 12  # also those that "small" leaves out
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,8 @@ def test_a_run_and_a_sweep_that_fail_are_named_and_the_others_are_compared(
     first, second, *_ = cut_runs(good)
     known = {f"fedfw/falling-step {name}": {"objective": 2.0} for name in (first, second)}
     runs = {first: {"method": "fedfw", "num-rounds": "many"}, second: cut_runs(good)[second]}
-    monkeypatch.setattr(fingerprints, "quoted", lambda: [bad, good])
+    (tmp_path / "broken.toml").write_text("a = ")
+    monkeypatch.setattr(fingerprints, "quoted", lambda: [bad, tmp_path / "broken.toml", good])
     monkeypatch.setattr(fingerprints, "FILE", tmp_path / "fingerprints.json")
     monkeypatch.setattr(fingerprints, "cut_runs", lambda path: runs if path == good else read(path))
     read = cut_runs
@@ -65,10 +69,24 @@ def test_a_run_and_a_sweep_that_fail_are_named_and_the_others_are_compared(
     said = capsys.readouterr().out
     assert f"fedfw/falling-step {first}: UserError: num-rounds = 'many'" in said
     assert f"mine/twice: {bad}: method = 'nobody'" in said
+    assert "broken.toml: cannot be read as TOML" in said
     assert f"fedfw/falling-step {second}: objective " in said
     monkeypatch.setattr("sys.argv", ["fingerprints", "--write"])
     assert fingerprints.main() == 1
     assert json.loads(fingerprints.FILE.read_text()) == known  # numbers are whole or not written
+
+
+def test_a_run_that_ends_its_process_and_a_broken_file_are_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(fingerprints, "fingerprint", lambda config: sys.exit(0))
+    refused(lambda: fingerprints._quietly({}), "the run ended with status 0", RuntimeError)
+    monkeypatch.setattr(fingerprints, "FILE", tmp_path / "fingerprints.json")
+    for text in ("", "[]", '{"a b": {"loss": "small"}}'):
+        fingerprints.FILE.write_text(text)
+        assert fingerprints._known() == {}
+        assert "fingerprints.json cannot be read" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["fingerprints", "nowhere"])
+    refused(fingerprints.main, "2", SystemExit)
+    assert "no sweep has nowhere in its name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import re
 import tomllib
+from argparse import Namespace
 
 import pytest
 
@@ -259,6 +260,9 @@ PRINTED = {
     "fedfw-plus": {"dual_step": 0.0, "schedule": "convex", "local_steps": 1},
     "fedevg": {"persistent": False, "weights": "sign", "langevin_steps": 1},
     "ffgb": {"residual": True, "weights": "uniform"},
+    "ifca": {"start": "random"},
+    "fedcgan": {"hidden": 64},
+    "fedcvae": {"hidden": 64},
 }
 
 
@@ -323,9 +327,18 @@ def test_a_run_records_the_options_and_can_be_repeated_from_its_record(tmp_path)
         (with_defaults({"method": "superfed-mm"}).flat(), True),  # settings.toml of a run
     ],
 )
-def test_it_is_said_where_it_changes_nothing(caplog, given, said):
-    with_defaults({**given, "form": "printed"})
+def test_it_is_said_where_it_changes_nothing(caplog, tmp_path, given, said):
+    job = write_file(tmp_path / "job.toml", to_toml(given))
+    flags = {"resume": False, "out": None, "trust": False, "nodes": None, "until": None}
+    settings_of(Namespace(settings=[str(job), "form=printed"], **flags))
     assert ("form = 'printed' changes nothing" in caplog.text) == said
+
+
+def test_every_value_of_a_record_is_chosen():
+    given = {"method": "aaggff-d", "aaggff.cap": 3.0, "aaggff.step": "sampled"}
+    record = read_settings(given).flat() | {"versions.flwr": "1.42.0", "form": "printed"}
+    found = read_settings(record).options
+    assert (found.cap, found.step) == (3.0, "sampled")
 
 
 def test_a_wrapped_method_takes_its_printed_form_too():
