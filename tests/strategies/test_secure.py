@@ -499,8 +499,7 @@ def test_noise_of_few_units_is_refused():
 def test_the_budget_ends_the_run_and_a_failed_round_counts():
     strategy = private(noise=2.0, max_epsilon=concentrated_epsilon(3.5 / 8, 1e-5))
     *_, result = run(strategy, rounds=9, start=LONG, options=ON)
-    assert strategy.releases == 3
-    assert strategy.finished
+    assert (strategy.releases, strategy.finished) == (3, True)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     lost = lambda step, number, place: step == "train" and number == 2 and place > 1
     run(failing := private(noise=2.0), rounds=3, start=LONG, options=ON, lost=lost)
@@ -543,8 +542,7 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
     strategy.count_releases(0, full)
     found, inner, _ = run(strategy, start=LONG, options=ON)
     assert (found["w"] == 0).all()
-    assert "train" not in inner.steps
-    assert strategy.releases == 0
+    assert ("train" in inner.steps, strategy.releases) == (False, 0)
 
 
 def test_without_secure_sums_nobody_would_add_noise():

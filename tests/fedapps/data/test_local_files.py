@@ -491,9 +491,11 @@ def test_a_setting_that_a_task_does_not_read_is_refused(task, key, value):
 def test_categories_and_missing_values_and_three_classes(task, tmp_path):
     task = task_of(write(tmp_path / "t.csv", rows()), task, data__natural_id="plant")
     task.check(4)
-    assert task.samples.numbers.used == ("heat", "shift=night")
-    assert task.samples.classes == ("bad", "best", "good")
-    assert task.num_outputs == 3
+    assert (task.samples.numbers.used, task.samples.classes, task.num_outputs) == (
+        ("heat", "shift=night"),
+        ("bad", "best", "good"),
+        3,
+    )
     assert any("note" in line and "left out" in line for line in task.remarks(4))
     assert any("shift" in line and "categor" in line for line in task.remarks(4))
     filled = "data.features: missing values are filled with means and shares: heat (3 %)"

@@ -60,9 +60,8 @@ def digits():
 
 
 def test_digits(digits):
-    assert digits.x.shape == (1797, 1, 8, 8)
-    assert digits.x.dtype == np.float32
-    assert (digits.x.min(), digits.x.max(), digits.num_classes) == (0, 1, 10)
+    assert (digits.x.shape, digits.x.dtype, digits.num_classes) == ((1797, 1, 8, 8), np.float32, 10)
+    assert (digits.x.min(), digits.x.max()) == (0, 1)
 
 
 def test_taken_samples_keep_all_that_belongs_to_them():
@@ -658,8 +657,7 @@ def test_each_does_what_its_name_says(digits):
     def sizes(name):
         return [len(part) for part in parts_of(digits, name, ARGUMENTS.get(name, ""))]
 
-    assert sizes("SizePartitioner") == [100, 200, 300, 50, 80]
-    assert sizes("InnerDirichletPartitioner") == [100, 200, 300, 50, 80]
+    assert sizes("SizePartitioner") == sizes("InnerDirichletPartitioner") == [100, 200, 300, 50, 80]
     assert np.ptp(sizes("IidPartitioner")) <= 1
     np.testing.assert_allclose(sizes("LinearPartitioner"), 1797 * np.arange(1, 6) / 15, atol=5)
     np.testing.assert_allclose(sizes("SquarePartitioner"), 1797 * np.arange(1, 6) ** 2 / 55, atol=5)

@@ -29,8 +29,7 @@ def write_images(folder, shape, count=6):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10)])
 def test_patches_of_the_photographs(shape):
     images = load("photos", shape, samples=30)
-    assert images.shape == (30, *shape)
-    assert images.dtype == np.float32
+    assert (images.shape, images.dtype) == ((30, *shape), np.float32)
     assert (images.min(axis=(1, 2, 3)) == 0).all()  # stretched
     assert (images.max(axis=(1, 2, 3)) == 1).all()
     assert len(np.unique(images.reshape(30, -1), axis=0)) == 30
@@ -199,9 +198,11 @@ def test_celeba(tmp_path):
         source = write_parquet(tmp_path / "celeba", columns, kinds, split)
     settings, task, _ = assemble(read_settings(experiment("celeba", source)))
     assert settings.num_clients == 2, "celeb 7 has fewer than five pictures"
-    assert task.samples.clients.names == ("7", "2880", "10177")
-    assert task.samples.x.shape == (19, 3, 84, 84)
-    assert task.samples.classes == ("False", "True")
+    assert (task.samples.clients.names, task.samples.classes, task.samples.x.shape) == (
+        ("7", "2880", "10177"),
+        ("False", "True"),
+        (19, 3, 84, 84),
+    )
     assert task.samples.labels.tolist() == list(map(int, smiles))
     scores = task.objective.score(task.work_model(), task.client_data(1, 2).test)
     assert scores.keys() >= {"accuracy", "loss"}

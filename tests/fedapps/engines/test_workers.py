@@ -388,10 +388,15 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
         settings = with_defaults({"method": "fedavg", "num-clients": 20, **keys})
         return number_of_workers(settings, build_task(settings), given)
 
-    assert number(**{"num-rounds": 50}) == 6
-    assert number(**{"num-rounds": 1, "train.local-epochs": 1}) == 1
-    assert (number(**{"num-rounds": 50, "num-clients": 4}), number(method="fedfw")) == (4, 1)
-    assert (number(3, method="fedfw"), number(30)) == (3, 20)
+    jobs = [
+        {"num-rounds": 50},
+        {"num-rounds": 1, "train.local-epochs": 1},
+        {"num-rounds": 50, "num-clients": 4},
+        {"method": "fedfw"},
+        {"given": 3, "method": "fedfw"},
+        {"given": 30},
+    ]
+    assert [number(**job) for job in jobs] == [6, 1, 4, 1, 3, 20]
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 9)
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 1)

@@ -379,8 +379,7 @@ KINDS = {
 @pytest.mark.parametrize("clients", KINDS.values(), ids=KINDS)
 def test_positions_and_ids_belong_together_and_are_saved(clients):
     slots = Slots(clients)
-    assert list(slots) == list(clients)
-    assert slots == list(clients)
+    assert slots == list(slots) == list(clients)
     assert slots.at(clients).tolist() == list(range(len(slots)))
     assert list(Slots.unpacked(pack_ids(slots))) == unpack_ids(pack_ids(slots)) == list(clients)
     assert all(client in slots for client in clients)
