@@ -54,8 +54,10 @@ def test_metrics_are_weighted_by_samples():
         EchoClient(0, 3, {"m": 5.0, "curve": [4.0, 5.0]}),
     ]
     result = simulate(FedAvg(), lambda i, _: clients[i], 2, START, num_rounds=1)
-    assert result.train_metrics_clientapp[1]["m"] == 4.0
-    assert result.evaluate_metrics_clientapp[1]["curve"] == [3.0, 4.0]
+    assert (
+        result.train_metrics_clientapp[1]["m"],
+        result.evaluate_metrics_clientapp[1]["curve"],
+    ) == (4.0, [3.0, 4.0])
 
 
 MASK = np.float32([0, -np.inf, np.finfo(np.float32).min])

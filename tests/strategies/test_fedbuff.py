@@ -361,8 +361,11 @@ def test_a_round_waits_where_nobody_idle_is_there():
     row = {"fate": "used", "round": "1", "asked": "0"}
     rows = [{**row, "client": str(k), "arrived": str(3 + k), "ended": str(1 + k)} for k in range(3)]
     _, seen = run(FedBuff(FedAvg(), FedBuffOptions(1)), grid_of(3, repeated(rows)), 3)
-    assert [now.trained.clients for now in seen] == [[0], [1], [2]]
-    assert [now.trained.sent for now in seen] == [3, 0, 0]
+    assert [(now.trained.clients, now.trained.sent) for now in seen] == [
+        ([0], 3),
+        ([1], 0),
+        ([2], 0),
+    ]
 
 
 def test_who_is_away_is_there_when_its_part_of_a_day_begins():

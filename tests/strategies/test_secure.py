@@ -197,8 +197,7 @@ def test_survivors_are_most_of_those_with_shares_not_of_the_members():
         or (step == "train" and number == 1 and place in (3, 4))
     )
     _, inner, _ = run(FedAvg(), 7, rounds=2, options=ON, lost=lost)
-    assert inner.steps.count("train") == 2
-    assert inner.steps.count("sign") == 1
+    assert [inner.steps.count(step) for step in ("train", "sign")] == [2, 1]
 
 
 # --- weights by losses ----------------------------------------------------------------
@@ -283,8 +282,7 @@ def test_a_weight_above_a_half_counts_as_a_half():
     # without client 4 it would be more: nobody is asked for signatures
     lost = lambda step, number, place: (step, number, place) == ("mask", 1, 4)
     _, inner, _ = run(TERM(FedAvg(), options), rounds=2, make=make, options=CLEAR, lost=lost)
-    assert inner.steps.count("train") == inner.steps.count("mask") == 2
-    assert inner.steps.count("sign") == 1
+    assert [inner.steps.count(step) for step in ("train", "mask", "sign")] == [2, 2, 1]
 
 
 def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
@@ -438,8 +436,7 @@ def test_updates_are_clipped_and_have_equal_weights():
     np.testing.assert_allclose(
         found["w"], np.mean([np.clip(s, -2 / size, 2 / size) for s in shifts]), atol=1e-5
     )
-    assert found["count"] == 7
-    assert result.train_metrics_clientapp[1].keys() == {"epsilon"}
+    assert (found["count"], set(result.train_metrics_clientapp[1])) == (7, {"epsilon"})
 
 
 @pytest.mark.parametrize(("lost", "survivors"), [(0, 5), (1, 4)])
@@ -530,8 +527,8 @@ def test_updates_are_shortened_whatever_kind_of_replies_the_server_names(lie):
     with pytest.raises(TooFewReplies):
         summed(inner, strategy=private(), start=LONG)
     texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
-    assert len(texts) == 5
-    assert all("noise needs models as replies, shortened updates" in text for text in texts)
+    said = "noise needs models as replies, shortened updates"
+    assert [said in text for text in texts] == [True] * 5
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():

@@ -30,7 +30,7 @@ from fedapps.algorithms.boosting.forest import (
     sums_fault,
 )
 from fedapps.algorithms.boosting.trees import fit_tree, walk
-from tests.helpers import assert_arrays
+from tests.helpers import assert_arrays, refused
 
 #: Two bins, of 0 and of 1.
 HALF = [np.float32([0.5])]
@@ -274,8 +274,7 @@ def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
                 0.3 * np.clip(-g[rows].sum() / (h[rows].sum() + 1), -4, 4), rel=1e-6
             )
     assert widths(forest.edges).max() <= 16 + 1
-    with pytest.raises(ValueError, match="no array 'stage'"):
-        Forest.from_arrays({"weight": x})
+    refused(lambda: Forest.from_arrays({"weight": x}), "no array 'stage'")
 
 
 # --- trees of numbers -----------------------------------------------------------------

@@ -96,8 +96,7 @@ def test_noise_is_never_that_of_a_seed():
 
 @pytest.mark.parametrize("scale", [0, 2**45 + 1])
 def test_scales_that_64_bits_do_not_hold_are_refused(scale):
-    with pytest.raises(ValueError, match="scale ="):
-        noise.discrete_gaussian(1, scale)
+    refused(lambda: noise.discrete_gaussian(1, scale), "scale =")
 
 
 def test_the_accountant_of_concentrated_privacy():
@@ -268,8 +267,7 @@ def test_epsilon_inverts_delta_and_grows_with_releases():
     [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")],
 )
 def test_mistakes_of_the_accountant(z, delta, key):
-    with pytest.raises(ValueError, match=key):
-        gaussian_epsilon(z, 1, delta)
+    refused(lambda: gaussian_epsilon(z, 1, delta), key)
 
 
 # --- replies as vectors ---------------------------------------------------------------

@@ -437,8 +437,9 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     errors = [250000 + 200000 * (part.x @ weight.T + bias) - part.y for part in parts]
     assert len(errors) == 3
     pooled = root_mean_square(np.concatenate(errors))
-    assert summary["rmse-pooled"] == pytest.approx(pooled, rel=1e-4)
-    assert summary["rmse-worst"] == pytest.approx(max(map(root_mean_square, errors)), rel=1e-4)
+    assert {name: summary[f"rmse-{name}"] for name in ("pooled", "worst")} == pytest.approx(
+        {"pooled": pooled, "worst": max(map(root_mean_square, errors))}, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(

@@ -388,8 +388,7 @@ def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
     assert "<svg" in verdict.plots["gains"]._repr_svg_()
     assert "<img" in verdict._repr_html_()
     run = fedapps.run(**verdict.settings, out=tmp_path / "run", progress=False)
-    assert run.summary["status"] == "completed"
-    assert run.settings["method"] == verdict.method
+    assert (run.summary["status"], run.settings["method"]) == ("completed", verdict.method)
 
 
 @pytest.mark.parametrize(

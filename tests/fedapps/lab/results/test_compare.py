@@ -161,8 +161,10 @@ def test_only_columns_that_some_run_has(write_run, both, second, keys, shown):
 def test_units_and_costs(write_run):
     text = terminal(compare([write_run()]))
     header, cells = text.split("─", 1)[0], text.split("─")[-1]
-    assert header.split("\n")[1].split()[-3:] == ["kB", "kB", "s"]
-    assert cells.split()[-3:] == ["4.00", "8.00", "2.00"]
+    assert [line.split()[-3:] for line in (header.split("\n")[1], cells)] == [
+        ["kB", "kB", "s"],
+        ["4.00", "8.00", "2.00"],
+    ]
 
 
 def test_fits_eighty_columns(write_run):
