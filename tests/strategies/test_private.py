@@ -382,8 +382,11 @@ def test_a_repeated_round_is_a_further_release(tmp_path, capsys):
     # with the budget a sixth release would spend more: the run ends with the model of
     # its checkpoint
     summary = resumed(folder)
-    assert summary["epsilon"] == pytest.approx(most - 0.01)
-    assert (summary["rounds-completed"], summary["status"]) == (4, "completed")
+    assert {name: summary[name] for name in ("epsilon", "rounds-completed", "status")} == {
+        "epsilon": pytest.approx(most - 0.01),
+        "rounds-completed": 4,
+        "status": "completed",
+    }
     model, kept = (
         load_file(folder / place / "model.safetensors") for place in (".", "checkpoint/4")
     )

@@ -139,12 +139,9 @@ def test_the_worst_losses_are_the_highest():
     """Eleven clients: a tenth are two."""
     losses = np.random.default_rng(0).permutation([0.1 * k for k in range(11)])
     summary = describe_clients(losses, "loss", loss=True)
-    assert (
-        summary["loss-worst"],
-        summary["loss-worst10"],
-        summary["loss-best10"],
-    ) == pytest.approx((1.0, 0.95, 0.05))
-    assert summary["loss-std"] == pytest.approx(losses.std())
+    assert [summary[f"loss-{name}"] for name in ("worst", "worst10", "best10", "std")] == (
+        pytest.approx([1.0, 0.95, 0.05, losses.std()])
+    )
 
 
 @pytest.mark.parametrize(
@@ -398,9 +395,8 @@ def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
             "tpr": hits / table.sum(1),
             "fpr": (table.sum(0) - hits) / (n - table.sum(1)),
         }
-        assert row["accuracy"] == pytest.approx(hits.sum() / n)
-        assert row["ece"] == pytest.approx(
-            calibration_errors(probabilities[inside], labels[inside])[0]
+        assert (row["accuracy"], row["ece"]) == pytest.approx(
+            (hits.sum() / n, calibration_errors(probabilities[inside], labels[inside])[0])
         )
         for name, rate in rates.items():
             gaps[name].append(rate)

@@ -389,8 +389,10 @@ def test_decided_weights_are_the_sum_of_those_that_were_sent():
     terms = replace(TERMS, clear=["loss"])
     vectors = [to_vector(terms, SENT, *reply(0.1, n), decided=w) for n, w in ((10, 5.0), (20, 7.5))]
     total, layout = np.sum([words for words, _ in vectors], 0, dtype=np.uint64), vectors[0][1]
-    assert sum_fault(terms, layout, total, 2, 12.5) == ""
-    assert sum_fault(terms, layout, total, 2, 13.0) == "num-examples = 30, weight 12.5"
+    assert [sum_fault(terms, layout, total, 2, weight) for weight in (12.5, 13.0)] == [
+        "",
+        "num-examples = 30, weight 12.5",
+    ]
 
 
 def test_too_many_clients_for_the_weights_are_refused():

@@ -188,8 +188,9 @@ def test_an_official_validation_split(tmp_path):
     for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
         assert told_apart(part) == mine[mine.part == name].x.tolist()
     alone = task_of(source, validation_split="validation").client_data(2, 4)
-    assert told_apart(alone.validation) == mine[mine.part == "Val"].x.tolist()
-    assert told_apart(alone.train, alone.test) == mine[mine.part == "train"].x.tolist()
+    assert [told_apart(alone.validation), told_apart(alone.train, alone.test)] == [
+        mine[mine.part == part].x.tolist() for part in ("Val", "train")
+    ]
 
 
 # A file of each client

@@ -174,8 +174,10 @@ def test_the_longest_clients_start_first():
         waiting = sorted(grid.contexts, key=lambda node: -grid._samples[node])
         worker = grid.pool[0]
         grid._home = {FIRST_NODE + 5: worker}
-        assert grid._taken(worker, waiting, 1) == [FIRST_NODE + 5]
-        assert grid._taken(worker, waiting, 2) == [FIRST_NODE + 6, FIRST_NODE + 4]
+        assert [grid._taken(worker, waiting, count) for count in (1, 2)] == [
+            [FIRST_NODE + 5],
+            [FIRST_NODE + 6, FIRST_NODE + 4],
+        ]
         assert waiting == [FIRST_NODE + n for n in (3, 2, 1, 0)]
 
 

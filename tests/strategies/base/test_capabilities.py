@@ -180,8 +180,7 @@ def test_a_subclass_that_leaves_the_aggregation_alone_is_covered():
 
 def test_what_is_asked_of_replies_follows_the_declaration():
     # a FedAvg that says nothing is held to FedAvg's contract
-    assert replies_of(SilentFedNova()) == "model"
-    assert replies_of(SummedFedNova()) == "update"
+    assert [replies_of(SilentFedNova()), replies_of(SummedFedNova())] == ["model", "update"]
     for strategy in (Private(FedAvg(), DP), TERM(FedAvg()), Scaffold()):
         assert replies_of(strategy) == "model"
     assert sends_updates(SummedFedNova())

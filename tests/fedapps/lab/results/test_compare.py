@@ -226,10 +226,13 @@ def test_gain_of_each_client_over_training_alone(write_run):
     ]
     comparison = compare(runs)
     section = gains(comparison)
-    assert section.title == "Gain over local (l)"  # the first one of this method
-    assert section.rows == (
-        ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
-        ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+    # the first one of this method
+    assert (section.title, section.rows) == (
+        "Gain over local (l)",
+        (
+            ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
+            ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+        ),
     )
     rows = [row for row in rows_of(comparison.out / "gains.csv") if row["label"] == "fedavg"]
     own = {int(row["client"]): float(row["gain"]) for row in rows}

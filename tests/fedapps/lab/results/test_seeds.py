@@ -129,8 +129,7 @@ def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
     assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
     alone = {same: measured(rng, 0.0, same, 0, 0) for same in (True, False)}
     dealt = difference(measured(rng, 0.5, False), alone[False])
-    assert dealt.these is None
-    assert dealt.like == t_interval(dealt.by_seed)
+    assert (dealt.these, dealt.like) == (None, t_interval(dealt.by_seed))
     same = difference(measured(rng, 0.5, True), alone[True])
     assert same.these == t_interval(same.by_seed)
     assert same.these.low > 0
