@@ -21,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
-from tests.helpers import lacking, printed, refused, write_csv
+from tests.helpers import assert_arrays, lacking, printed, refused, write_csv
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -149,8 +149,7 @@ def test_one_table_in_many_ways(name, content, tmp_path):
     assert (samples.labels.tolist(), samples.classes) == ([k % 2 for k in range(10)], ("0", "1"))
     settings = {"task": "tabular", "sites.columns": "a,b", "data.label": "y"}
     site = build_task(read_settings(settings), str(tmp_path / name)).samples
-    assert np.array_equal(site.x, samples.x)
-    assert np.array_equal(site.labels, samples.labels)
+    assert_arrays((site.x, site.labels), (samples.x, samples.labels))
 
 
 @pytest.mark.parametrize(

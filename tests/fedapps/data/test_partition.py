@@ -27,7 +27,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from tests.data_folders import write_parquet
-from tests.helpers import refused
+from tests.helpers import assert_arrays, refused
 
 IMAGES = {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=4)}
 
@@ -141,8 +141,7 @@ def test_second_read_does_not_decode(folder, monkeypatch):
     monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("decoded twice"))
     second = read_samples(DataOptions(source=folder))
     assert isinstance(second.x, np.memmap)
-    assert np.array_equal(first.x, second.x)
-    assert np.array_equal(first.labels, second.labels)
+    assert_arrays((first.x, first.labels), (second.x, second.labels))
 
 
 def test_changed_files_are_read_anew(folder):
@@ -323,10 +322,15 @@ def test_noise_is_in_the_training_labels_only(validation):
     assert torch.equal(noisy.test.y, clean.test.y)
     wrong = noisy.train.y != clean.train.y
     assert 0.3 < wrong.float().mean() < 0.5
-    assert torch.equal(noisy.train.y[wrong], (clean.train.y[wrong] + 1) % 10)
-    assert torch.equal(noisy.train.x, clean.train.x)
-    assert torch.equal(noisy.validation.y, clean.validation.y if validation else noisy.train.y)
-    assert torch.equal(again.train.y, noisy.train.y)
+    assert_arrays(
+        (noisy.train.y[wrong], noisy.train.x, noisy.validation.y, again.train.y),
+        (
+            (clean.train.y[wrong] + 1) % 10,
+            clean.train.x,
+            clean.validation.y if validation else noisy.train.y,
+            noisy.train.y,
+        ),
+    )
 
 
 def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
@@ -340,9 +344,10 @@ def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
         )
     )
     # what a site trains on does not depend on the option
-    assert torch.equal(own.train.y, usual.train.y)
-    assert torch.equal(own.test.y, clean.test.y)
-    assert torch.equal(own.validation.x, clean.validation.x)
+    assert_arrays(
+        (own.train.y, own.test.y, own.validation.x),
+        (usual.train.y, clean.test.y, clean.validation.x),
+    )
     right = own.validation.y == clean.validation.y
     assert 0.25 < 1 - right.float().mean() < 0.55
     # Drawn for themselves: not the flips of the first training samples over again.
@@ -588,8 +593,7 @@ def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):
     )
     for client in (0, 1, 2, 0, 3, 0, 1):  # 3 sends 1 away, 1 sends 2 away
         data = task.client_data(client, 6)
-        assert torch.equal(data.train.x, first[client].train.x)
-        assert torch.equal(data.train.y, first[client].train.y)
+        assert_arrays((data.train.x, data.train.y), (first[client].train.x, first[client].train.y))
     assert made == [0, 1, 2, 3, 1]
     monkeypatch.setattr("fedapps.tasks.base.KEPT_BYTES", 1)
     # too large for any limit: used all the same
