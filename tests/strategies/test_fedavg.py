@@ -29,6 +29,7 @@ from tests.helpers import (
     LossyClient,
     Trains,
     arrays_of,
+    assert_arrays,
     play,
     refused,
     simulate,
@@ -339,8 +340,7 @@ def test_state_is_that_of_both_halves():
     assert sorted(state) == ["first.h", "then.h"]
     other = WarmStart(FedDyn(), 1, FedDyn())
     other.load_state_dict(state)
-    np.testing.assert_array_equal(other.first.h, strategy.first.h)
-    np.testing.assert_array_equal(other.then.h, strategy.then.h)
+    assert_arrays((other.first.h, other.then.h), (strategy.first.h, strategy.then.h))
     assert not np.array_equal(other.first.h, other.then.h)
 
 

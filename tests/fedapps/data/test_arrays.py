@@ -98,8 +98,10 @@ def test_every_way_to_store_a_window(kind, tmp_path):
     )
     assert np.array_equal(images.x, x[:, :, None])
     assert images.labels.tolist() == (y - 1).tolist()
-    assert images.clients.names == ("1", "2", "3", "4", "5")
-    assert images.clients.codes.tolist() == (subject - 1).tolist()
+    assert (images.clients.names, images.clients.codes.tolist()) == (
+        ("1", "2", "3", "4", "5"),
+        (subject - 1).tolist(),
+    )
     assert images.numbers
 
 

@@ -129,8 +129,10 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
 
 def test_max_samples_keeps_the_classes_of_a_sorted_set():
     fewer = thinned(Samples(np.arange(40), np.arange(40) // 10, 4), DataOptions(max_samples=8))
-    assert fewer.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert fewer.x.tolist() == list(range(0, 40, 5))
+    assert (fewer.labels.tolist(), fewer.x.tolist()) == (
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        list(range(0, 40, 5)),
+    )
 
 
 # The cache

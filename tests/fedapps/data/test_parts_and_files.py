@@ -222,8 +222,7 @@ def test_a_file_is_a_client_by_its_name(tmp_path, kind):
         source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
     )
     images = read_samples(options)
-    assert images.clients.names == ("a", "b", "c", "d")
-    assert images.x.shape == (120, 1, 1, 2)
+    assert (images.clients.names, images.x.shape) == (("a", "b", "c", "d"), (120, 1, 1, 2))
     assert natural_clients(images, options) == 4
     for site, part in zip("abcd", partition(images, options, 4, 0), strict=True):
         mine = frame[frame.site == site]

@@ -436,5 +436,4 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
     monkeypatch.setattr(pool, "SHARED", [shared])
     pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "together"))
     assert outcome_of(tmp_path / "together") == outcome_of(tmp_path / "alone")
-    assert set(used) == {(3, 0)}
-    assert shared.free.value == 3
+    assert (set(used), shared.free.value) == ({(3, 0)}, 3)

@@ -364,8 +364,7 @@ def test_the_engine_that_suits(given, cluster, engine, why, monkeypatch):
 
 
 def test_how_a_run_goes_on_keeps_what_chose_the_engine():
-    assert Launch().again == ""
-    assert Launch(engine="deployment").again == " --engine deployment"
+    assert (Launch().again, Launch(engine="deployment").again) == ("", " --engine deployment")
     given = Launch(gpus_per_client=0.5, port=0, no_wall=True)
     assert given.again == " --gpus-per-client 0.5 --port 0 --no-wall"
     assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"

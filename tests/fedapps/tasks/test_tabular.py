@@ -148,10 +148,10 @@ def test_layout_of_a_table_by_hand(tmp_path):
         "kind=z": False,
         "sex=m": False,
     }
-    np.testing.assert_array_equal(
-        samples.x[20:24, 0, 0, 1:], [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]]
+    assert_arrays(
+        (samples.x[20:24, 0, 0, 1:], samples.labels[:4]),
+        ([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]], [0, 1, 1, 0]),
     )
-    np.testing.assert_array_equal(samples.labels[:4], [0, 1, 1, 0])
     large = task(categorical="big", features="big").samples
     assert large.numbers.used == ("big=1000000", "big=1000001", "big=1000002")
 

@@ -38,7 +38,7 @@ from fedapps.records.reader import read_run
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.named_grid import Exchange
 from fedapps.strategies.base.rounds import Round
-from tests.helpers import lacking, rounds_of, summary_of, write_file
+from tests.helpers import assert_arrays, lacking, rounds_of, summary_of, write_file
 
 
 @pytest.fixture
@@ -369,8 +369,7 @@ def test_many_rounds_are_averaged_over_those_with_the_client():
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
     edges, means = fair_plots._fewer_columns(range(1, 481), table)
-    np.testing.assert_array_equal(edges, np.arange(0.5, 481, 2))
-    np.testing.assert_array_equal(means[0], [0.5, 0.5] + [np.nan] * 238)
+    assert_arrays((edges, means[0]), (np.arange(0.5, 481, 2), [0.5, 0.5] + [np.nan] * 238))
 
 
 def test_damaged_weights_are_ignored(write_run):
