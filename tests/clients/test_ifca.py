@@ -183,8 +183,7 @@ def test_groups_follow_their_means_and_not_their_starts():
     medians 2 and 6.1), and 4 is nearer to the second.
     """
     points = np.array([[0.0], [4.0], *[[4.6]] * 3, *[[6.1]] * 3, [9.0]])
-    assert farthest_first(points, 2) == [0, 8]
-    assert grouped(points, 2).tolist() == [0, *[1] * 8]
+    assert (farthest_first(points, 2), grouped(points, 2).tolist()) == ([0, 8], [0, *[1] * 8])
 
 
 def test_every_group_has_a_point_even_of_equal_ones():

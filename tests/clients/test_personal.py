@@ -119,8 +119,7 @@ def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
     one, _ = run_quadratics(FedAvg(), FedAvgClient, 1, 3)
     same, _ = run_quadratics(Scaffold(), ScaffoldClient, 1, 3)
     half, _ = run_quadratics(Scaffold(ScaffoldOptions(0.5)), ScaffoldClient, 1, 3)
-    assert same == one
-    assert half == pytest.approx((5 + one) / 2)
+    assert (same, half) == (one, pytest.approx((5 + one) / 2))
 
 
 @pytest.mark.parametrize(("rate", "heard"), [(0.19, 0), (0.21, 1)])

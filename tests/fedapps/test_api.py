@@ -76,8 +76,7 @@ def test_a_run_without_progress_prints_nothing_and_leaves_the_log_alone(tmp_path
 
 def test_rounds_and_clients_are_rows(done, monkeypatch):
     assert isinstance(done.clients, pytest.importorskip("pandas").DataFrame)
-    assert len(done.clients) == 4
-    assert list(done.rounds["round"]) == [1, 2]
+    assert (len(done.clients), list(done.rounds["round"])) == (4, [1, 2])
     assert done.clients["accuracy"].mean() == pytest.approx(done.summary["accuracy-mean"], abs=1e-6)
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert [row["client"] for row in done.clients] == ["0", "1", "2", "3"]

@@ -152,8 +152,10 @@ def test_new_clients_score_the_methods_model_before_and_after_training(method, t
                 if epochs:
                     client.train({**config, "local-epochs": epochs})
             scores = client.score(client.data.test)
-            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
-            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
+            assert (row[f"new-accuracy{suffix}"], row[f"new-loss{suffix}"]) == (
+                scores["accuracy"],
+                pytest.approx(scores["loss"]),
+            )
 
 
 def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
@@ -164,8 +166,11 @@ def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
     assert new_rows(run(tmp_path / "d", method="ditto", ditto__mu=0.0, ditto__epochs=7)) == plain
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
     for number, row in fine.items():
-        assert row["new-accuracy-1"] == plain[number]["new-accuracy-1"]
-        assert row["new-accuracy"] == row["new-accuracy-3"] == plain[number]["new-accuracy-3"]
+        assert {name: row[f"new-accuracy{name}"] for name in ("", "-1", "-3")} == {
+            "": plain[number]["new-accuracy-3"],
+            "-1": plain[number]["new-accuracy-1"],
+            "-3": plain[number]["new-accuracy-3"],
+        }
     assert any(row["new-loss"] != row["new-loss-1"] for row in fine.values())
 
 
@@ -187,8 +192,10 @@ def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
     measures = often.rounds[-1]["evaluate"]
     for key in ("new-accuracy", "new-accuracy-1", "new-accuracy-2"):
         values = [row[key] for row in rows.values()]
-        assert measures[f"{key}-mean"] == pytest.approx(np.mean(values))
-        assert measures[f"{key}-worst10"] == min(values)
+        assert (measures[f"{key}-mean"], measures[f"{key}-worst10"]) == (
+            pytest.approx(np.mean(values)),
+            min(values),
+        )
 
 
 def test_a_failing_newcomer_costs_only_itself(tmp_path):
@@ -213,8 +220,7 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
     assert new_rows(one)[second] == new_rows(whole)[second]
     assert {int(failure.client) for failure in one.failures} == {first}
     both = run(tmp_path / "both", client_app=failing([first, second]))
-    assert both.state == "completed"
-    assert newcomers(both) == []
+    assert (both.state, newcomers(both)) == ("completed", [])
     np.testing.assert_equal(of_training(both)[1], of_training(whole)[1])
 
 

@@ -59,8 +59,10 @@ def test_caches_are_in_the_temporary_folder_where_a_home_cannot_be_written_to(
     ):
         os.environ.pop("XDG_CACHE_HOME", None)
         place = around(**variables)
-        assert os.environ["XDG_CACHE_HOME"] == str(place / ".cache")
-        assert os.environ["HOME"] == str(home or place)
+        assert {name: os.environ[name] for name in ("XDG_CACHE_HOME", "HOME")} == {
+            "XDG_CACHE_HOME": str(place / ".cache"),
+            "HOME": str(home or place),
+        }
         assert "set FEDAPPS_CACHE and HF_HOME" in capsys.readouterr().err
 
 

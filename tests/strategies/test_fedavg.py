@@ -29,6 +29,7 @@ from tests.helpers import (
     LossyClient,
     Trains,
     arrays_of,
+    assert_arrays,
     play,
     refused,
     simulate,
@@ -54,8 +55,10 @@ def test_metrics_are_weighted_by_samples():
         EchoClient(0, 3, {"m": 5.0, "curve": [4.0, 5.0]}),
     ]
     result = simulate(FedAvg(), lambda i, _: clients[i], 2, START, num_rounds=1)
-    assert result.train_metrics_clientapp[1]["m"] == 4.0
-    assert result.evaluate_metrics_clientapp[1]["curve"] == [3.0, 4.0]
+    assert (
+        result.train_metrics_clientapp[1]["m"],
+        result.evaluate_metrics_clientapp[1]["curve"],
+    ) == (4.0, [3.0, 4.0])
 
 
 MASK = np.float32([0, -np.inf, np.finfo(np.float32).min])
@@ -243,9 +246,8 @@ def test_counters_and_running_statistics_are_averaged():
         play(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i: client, 2, start)
     )
     np.testing.assert_allclose(result["layer.running_var"], 0.005, rtol=1e-6)
-    assert result["layer.num_batches_tracked"] == 6
-    assert result["layer.num_batches_tracked"].dtype == np.int64
-    assert result["layer.weight"].dtype == np.float32
+    counted = result["layer.num_batches_tracked"]
+    assert (counted, counted.dtype, result["layer.weight"].dtype) == (6, np.int64, np.float32)
     np.testing.assert_allclose(
         result["layer.weight"], 1 - 0.1 / (np.sqrt(0.99 * 1e-6 + 0.01) + 1e-3), rtol=1e-5
     )
@@ -338,8 +340,7 @@ def test_state_is_that_of_both_halves():
     assert sorted(state) == ["first.h", "then.h"]
     other = WarmStart(FedDyn(), 1, FedDyn())
     other.load_state_dict(state)
-    np.testing.assert_array_equal(other.first.h, strategy.first.h)
-    np.testing.assert_array_equal(other.then.h, strategy.then.h)
+    assert_arrays((other.first.h, other.then.h), (strategy.first.h, strategy.then.h))
     assert not np.array_equal(other.first.h, other.then.h)
 
 

@@ -99,8 +99,7 @@ def test_a_client_sends_images_of_its_own_classes_and_no_net():
         )
 
     (x, y), samples, metrics = fit()
-    assert x.shape == (4, *SHAPE)
-    assert y.tolist() == [0, 0, 2, 2]
+    assert (x.shape, y.tolist()) == ((4, *SHAPE), [0, 0, 2, 2])
     assert (x.min() >= 0, x.max() <= 1, samples) == (True, True, 24)
     assert np.isfinite(metrics["loss"])
     np.testing.assert_array_equal(x, fit()[0][0])

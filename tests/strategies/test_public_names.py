@@ -4,6 +4,7 @@ checkers, and arguments of another kind than declared.
 
 import ast
 import inspect
+import re
 from contextlib import nullcontext
 from inspect import isabstract
 from pathlib import Path
@@ -195,10 +196,7 @@ def test_should_stop_ends_any_run(kind):
     ],
 )
 def test_a_wrong_argument_is_answered_with_what_to_type(make, typed):
-    with pytest.raises((TypeError, ValueError)) as error:
-        make()
-    assert typed in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(make, re.escape(typed), (TypeError, ValueError))
 
 
 @pytest.mark.parametrize("name", ["SuPerFed", "APFL"])

@@ -197,8 +197,7 @@ def test_survivors_are_most_of_those_with_shares_not_of_the_members():
         or (step == "train" and number == 1 and place in (3, 4))
     )
     _, inner, _ = run(FedAvg(), 7, rounds=2, options=ON, lost=lost)
-    assert inner.steps.count("train") == 2
-    assert inner.steps.count("sign") == 1
+    assert [inner.steps.count(step) for step in ("train", "sign")] == [2, 1]
 
 
 # --- weights by losses ----------------------------------------------------------------
@@ -283,8 +282,7 @@ def test_a_weight_above_a_half_counts_as_a_half():
     # without client 4 it would be more: nobody is asked for signatures
     lost = lambda step, number, place: (step, number, place) == ("mask", 1, 4)
     _, inner, _ = run(TERM(FedAvg(), options), rounds=2, make=make, options=CLEAR, lost=lost)
-    assert inner.steps.count("train") == inner.steps.count("mask") == 2
-    assert inner.steps.count("sign") == 1
+    assert [inner.steps.count(step) for step in ("train", "mask", "sign")] == [2, 2, 1]
 
 
 def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
@@ -438,8 +436,7 @@ def test_updates_are_clipped_and_have_equal_weights():
     np.testing.assert_allclose(
         found["w"], np.mean([np.clip(s, -2 / size, 2 / size) for s in shifts]), atol=1e-5
     )
-    assert found["count"] == 7
-    assert result.train_metrics_clientapp[1].keys() == {"epsilon"}
+    assert (found["count"], set(result.train_metrics_clientapp[1])) == (7, {"epsilon"})
 
 
 @pytest.mark.parametrize(("lost", "survivors"), [(0, 5), (1, 4)])
@@ -499,8 +496,7 @@ def test_noise_of_few_units_is_refused():
 def test_the_budget_ends_the_run_and_a_failed_round_counts():
     strategy = private(noise=2.0, max_epsilon=concentrated_epsilon(3.5 / 8, 1e-5))
     *_, result = run(strategy, rounds=9, start=LONG, options=ON)
-    assert strategy.releases == 3
-    assert strategy.finished
+    assert (strategy.releases, strategy.finished) == (3, True)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     lost = lambda step, number, place: step == "train" and number == 2 and place > 1
     run(failing := private(noise=2.0), rounds=3, start=LONG, options=ON, lost=lost)
@@ -531,8 +527,8 @@ def test_updates_are_shortened_whatever_kind_of_replies_the_server_names(lie):
     with pytest.raises(TooFewReplies):
         summed(inner, strategy=private(), start=LONG)
     texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
-    assert len(texts) == 5
-    assert all("noise needs models as replies, shortened updates" in text for text in texts)
+    said = "noise needs models as replies, shortened updates"
+    assert [said in text for text in texts] == [True] * 5
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():
@@ -543,8 +539,7 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
     strategy.count_releases(0, full)
     found, inner, _ = run(strategy, start=LONG, options=ON)
     assert (found["w"] == 0).all()
-    assert "train" not in inner.steps
-    assert strategy.releases == 0
+    assert ("train" in inner.steps, strategy.releases) == (False, 0)
 
 
 def test_without_secure_sums_nobody_would_add_noise():

@@ -272,8 +272,7 @@ def test_a_server_that_changes_what_clients_are_sent_is_refused(lie):
     inner = Losing(InlineGrid(app_of(losing if rule else client), 5), change=change)
     outcome = pytest.raises(TooFewReplies) if ends else suppress(TooFewReplies)
     refused = refusals(inner, CLEAR if rule else ON, rule and rule(FedAvg()), outcome)[step]
-    assert len(refused) == count
-    assert all(re.search(said, text) for text in refused), refused
+    assert [bool(re.search(said, text)) for text in refused] == [True] * count, refused
 
 
 def test_another_round_for_one_client_gives_no_sum():
@@ -317,8 +316,7 @@ def test_other_settings_of_the_run_for_one_client_are_refused(lies, monkeypatch)
         return
     monkeypatch.setattr(Sessions, "members", lambda self, now: sorted(now.offers))
     texts = refusals(inner, outcome=pytest.raises(TooFewReplies))["train"]
-    assert len(texts) == 5
-    assert all("is not signed by it, for these settings" in text for text in texts)
+    assert ["is not signed by it, for these settings" in text for text in texts] == [True] * 5
 
 
 # --- what a site insists on -----------------------------------------------------------
@@ -447,9 +445,8 @@ def test_a_key_is_known_from_the_first_meeting_on_in_all_runs(tmp_path):
     assert not any(refusals(Losing(with_folder(tmp_path))).values())
     (key,) = (tmp_path / "2").glob("secure-key-*")
     key.unlink()
-    refused = refusals(Losing(with_folder(tmp_path)))["offer"]
-    assert len(refused) == 4
-    assert all("client 2 has another key than the one it is known by" in text for text in refused)
+    said = "client 2 has another key than the one it is known by"
+    assert [said in text for text in refusals(Losing(with_folder(tmp_path)))["offer"]] == [True] * 4
 
 
 def test_the_difference_of_sums_has_a_floor_in_all_runs(tmp_path):
@@ -459,8 +456,9 @@ def test_the_difference_of_sums_has_a_floor_in_all_runs(tmp_path):
         Losing(with_folder(tmp_path), lambda step, _, place: step == "train" and place == 2),
         options,
     )["sign"]
-    assert len(refused) == 4
-    assert all("differ from those of the last sum by 1 clients" in text for text in refused)
+    assert ["differ from those of the last sum by 1 clients" in text for text in refused] == (
+        [True] * 4
+    )
 
 
 SESSION = Session(bytes(16), 1, 0, True, 0)

@@ -187,9 +187,8 @@ def test_types_are_kept_and_counters_rounded():
     ]
     got = weighted_average(models, [1, 3])
     assert [a.dtype for a in got] == [np.float32, np.float16, np.int64, np.int64]
-    assert got[0] == np.float32(1.75)
-    assert got[2] == 4  # 3.75 rounded
-    assert got[3].shape == ()
+    # 3.75 is rounded
+    assert (got[0], got[2], got[3].shape) == (np.float32(1.75), 4, ())
 
 
 LEAST = np.finfo(np.float32).min
@@ -222,5 +221,4 @@ def test_a_difference_of_equal_infinities_is_0():
 
 @pytest.mark.parametrize("weights", [[], [1], [0, 0], [-1, 2], [np.inf, 1], [np.nan, 1]])
 def test_bad_weights(weights):
-    with pytest.raises(ValueError, match="weight"):
-        weighted_average([[np.ones(1)], [np.ones(1)]], weights)
+    refused(lambda: weighted_average([[np.ones(1)], [np.ones(1)]], weights), "weight")

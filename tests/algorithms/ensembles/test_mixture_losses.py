@@ -18,7 +18,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
     squared_norms,
 )
 from fedapps.algorithms.ensembles.predictor_cache import remember
-from tests.helpers import refused
+from tests.helpers import assert_arrays, refused
 
 
 @pytest.fixture
@@ -212,8 +212,7 @@ def test_by_the_chain_rule_the_mean_centred_gradient_is_the_slope_of_the_mean_lo
 
 def test_inclusion_probabilities():
     alpha = np.array([0.6, 0.3, 0.1, 0.0])
-    np.testing.assert_array_equal(inclusion(alpha, 2, "none"), 1)
-    np.testing.assert_array_equal(inclusion(alpha, 3, "uniform"), 0.75)
+    assert_arrays((inclusion(alpha, 2, "none"), inclusion(alpha, 3, "uniform")), (1, 0.75))
     np.testing.assert_allclose(inclusion(alpha, 2, "weighted"), [1, 0.6, 0.2, 0.001])
     np.testing.assert_allclose(inclusion(np.full(4, 0.25), 2.0, "weighted"), 0.5)  # gamma_1 = C/q
 
@@ -316,8 +315,9 @@ def test_gamma_one_is_plain_mirror_descent(problem):
     alpha, _, outputs, targets, weights = problem
     gamma = inclusion(alpha, 2, "none")
     ids = draw_independent(gamma, np.random.default_rng(0))
-    np.testing.assert_array_equal(ids, np.arange(7))
-    np.testing.assert_array_equal(draw_exact(gamma, 7, np.random.default_rng(0)), np.arange(7))
+    assert_arrays(
+        (ids, draw_exact(gamma, 7, np.random.default_rng(0))), (np.arange(7), np.arange(7))
+    )
     at = sampled_weights(alpha, ids, gamma)
     np.testing.assert_array_equal(at, alpha)
     _, gradient = squared_loss(at, outputs[ids], targets, weights)

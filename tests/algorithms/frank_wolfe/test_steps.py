@@ -171,8 +171,7 @@ def test_a_bad_gradient_leaves_a_clients_point_as_it_was(bad):
         ),
         "not finite",
     )
-    np.testing.assert_array_equal(x, [0.1, 0.2, 0.3])
-    np.testing.assert_array_equal(y, [1.0, 2.0, 3.0])
+    assert_arrays((x, y), ([0.1, 0.2, 0.3], [1.0, 2.0, 3.0]))
 
 
 # --- objectives -----------------------------------------------------------------------
@@ -301,8 +300,7 @@ NUG5 = """5
 
 def test_a_qaplib_file_is_read():
     a, b = read_qaplib(NUG5)
-    np.testing.assert_array_equal(a[4], [3, 2, 2, 1, 0])
-    np.testing.assert_array_equal(b[1], [5, 0, 3, 0, 2])
+    assert_arrays((a[4], b[1]), ([3, 2, 2, 1, 0], [5, 0, 3, 0, 2]))
     objective = QuadraticAssignment(a, b)
     assert (
         min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5)))

@@ -96,8 +96,7 @@ def test_noise_is_never_that_of_a_seed():
 
 @pytest.mark.parametrize("scale", [0, 2**45 + 1])
 def test_scales_that_64_bits_do_not_hold_are_refused(scale):
-    with pytest.raises(ValueError, match="scale ="):
-        noise.discrete_gaussian(1, scale)
+    refused(lambda: noise.discrete_gaussian(1, scale), "scale =")
 
 
 def test_the_accountant_of_concentrated_privacy():
@@ -268,8 +267,7 @@ def test_epsilon_inverts_delta_and_grows_with_releases():
     [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")],
 )
 def test_mistakes_of_the_accountant(z, delta, key):
-    with pytest.raises(ValueError, match=key):
-        gaussian_epsilon(z, 1, delta)
+    refused(lambda: gaussian_epsilon(z, 1, delta), key)
 
 
 # --- replies as vectors ---------------------------------------------------------------
@@ -303,9 +301,10 @@ def test_means_are_weighted_and_keep_their_types(weighted):
     arrays, metrics, count = summed(replace(TERMS, weighted=weighted), SENT, replies)
     mean = (2 * 10 - 30) / 40 if weighted else 0.5
     np.testing.assert_allclose(arrays["w"], 1 + mean, atol=1e-6)
-    assert (arrays["w"].dtype, arrays["w"].shape) == (np.float32, (2, 3))
-    assert (arrays["count"], arrays["count"].dtype) == (round(4 + mean), SENT["count"].dtype)
-    assert (arrays["none"].shape, count) == ((0, 2), 40)
+    assert {name: (array.shape, array.dtype) for name, array in arrays.items()} == {
+        name: (array.shape, array.dtype) for name, array in SENT.items()
+    }
+    assert (arrays["count"], count) == (round(4 + mean), 40)
     # metrics are means over samples either way
     assert metrics["loss"] == pytest.approx((10 + 90) / 40, rel=1e-4)
     np.testing.assert_allclose(metrics["of"], [(10 + 150) / 40, 20 / 40], rtol=1e-4)
@@ -390,8 +389,10 @@ def test_decided_weights_are_the_sum_of_those_that_were_sent():
     terms = replace(TERMS, clear=["loss"])
     vectors = [to_vector(terms, SENT, *reply(0.1, n), decided=w) for n, w in ((10, 5.0), (20, 7.5))]
     total, layout = np.sum([words for words, _ in vectors], 0, dtype=np.uint64), vectors[0][1]
-    assert sum_fault(terms, layout, total, 2, 12.5) == ""
-    assert sum_fault(terms, layout, total, 2, 13.0) == "num-examples = 30, weight 12.5"
+    assert [sum_fault(terms, layout, total, 2, weight) for weight in (12.5, 13.0)] == [
+        "",
+        "num-examples = 30, weight 12.5",
+    ]
 
 
 def test_too_many_clients_for_the_weights_are_refused():

@@ -19,6 +19,7 @@ from fedapps.algorithms.synthetic.mixture import (
     server_step,
     step_size,
 )
+from tests.helpers import refused
 
 
 def smooth_net(seed=0, inputs=2, classes=3):
@@ -69,8 +70,7 @@ def test_weights_are_e_to_the_sign():
         np.exp(log_weights(energies)), [np.e, np.e, 1, 1 / np.e, 1 / np.e], rtol=1e-6
     )
     np.testing.assert_allclose(log_weights(energies, "exponential"), -energies, rtol=1e-6)
-    with pytest.raises(ValueError, match="weights = 'raw'"):
-        log_weights(energies, "raw")
+    refused(lambda: log_weights(energies, "raw"), "weights = 'raw'")
 
 
 def test_the_mixtures_gradient_is_that_of_its_density():
@@ -130,18 +130,14 @@ def test_it_is_the_formula():
     a, b = features(0, 40), features(1, 60)
     s, t = np.cov(a.T), np.cov(b.T)
     wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * np.real(sqrtm(s @ t)))
-    assert frechet_distance(a, b) == pytest.approx(wanted, rel=1e-6)
-    assert frechet_distance(b, a) == pytest.approx(wanted, rel=1e-6)
+    assert [frechet_distance(a, b), frechet_distance(b, a)] == pytest.approx([wanted] * 2, rel=1e-6)
 
 
 def test_closed_forms():
     a = features(0, 50)
-    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
-    assert frechet_distance(a, a + 2.0) == pytest.approx(5 * 4.0)
-    assert frechet_distance(a[:, :1], 3 * a[:, :1]) == pytest.approx(
-        4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1))
-    )
+    assert [
+        frechet_distance(*pair) for pair in ((a, a), (a, a + 2.0), (a[:, :1], 3 * a[:, :1]))
+    ] == pytest.approx([0, 5 * 4.0, 4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1))], abs=1e-6)
     # covariances without full rank
     assert np.isfinite(frechet_distance(features(2, 3), a))
-    with pytest.raises(ValueError, match="1 and 50 samples"):
-        frechet_distance(a[:1], a)
+    refused(lambda: frechet_distance(a[:1], a), "1 and 50 samples")

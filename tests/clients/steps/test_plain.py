@@ -270,8 +270,7 @@ def test_a_share_is_the_first_steps_of_the_whole_training(steps, extra):
     wanted, loss = after(steps)
     assert_arrays(arrays, wanted)
     # the loss is that of the samples that were seen, the weight the usual one
-    assert (metrics["loss"], number) == (loss, 25)
-    assert (one.came.share, one.came.seconds) == (share, None)
+    assert (metrics["loss"], number, one.came.share, one.came.seconds) == (loss, 25, share, None)
 
 
 def test_at_least_one_step_is_taken():

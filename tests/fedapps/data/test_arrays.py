@@ -91,12 +91,17 @@ def test_every_way_to_store_a_window(kind, tmp_path):
         "a column a channel": {"features": "acc_*"},
     }.get(kind, {})
     images = read(source, partition="natural", natural_id="subject", **options)
-    assert images.x.dtype == np.float32
+    assert (images.x.dtype, images.classes, images.num_classes) == (
+        np.float32,
+        ("1", "2", "3", "4"),
+        4,
+    )
     assert np.array_equal(images.x, x[:, :, None])
     assert images.labels.tolist() == (y - 1).tolist()
-    assert (images.classes, images.num_classes) == (("1", "2", "3", "4"), 4)
-    assert images.clients.names == ("1", "2", "3", "4", "5")
-    assert images.clients.codes.tolist() == (subject - 1).tolist()
+    assert (images.clients.names, images.clients.codes.tolist()) == (
+        ("1", "2", "3", "4", "5"),
+        (subject - 1).tolist(),
+    )
     assert images.numbers
 
 

@@ -21,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
-from tests.helpers import lacking, printed, refused, write_csv
+from tests.helpers import assert_arrays, lacking, printed, refused, write_csv
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -149,8 +149,7 @@ def test_one_table_in_many_ways(name, content, tmp_path):
     assert (samples.labels.tolist(), samples.classes) == ([k % 2 for k in range(10)], ("0", "1"))
     settings = {"task": "tabular", "sites.columns": "a,b", "data.label": "y"}
     site = build_task(read_settings(settings), str(tmp_path / name)).samples
-    assert np.array_equal(site.x, samples.x)
-    assert np.array_equal(site.labels, samples.labels)
+    assert_arrays((site.x, site.labels), (samples.x, samples.labels))
 
 
 @pytest.mark.parametrize(
@@ -491,9 +490,11 @@ def test_a_setting_that_a_task_does_not_read_is_refused(task, key, value):
 def test_categories_and_missing_values_and_three_classes(task, tmp_path):
     task = task_of(write(tmp_path / "t.csv", rows()), task, data__natural_id="plant")
     task.check(4)
-    assert task.samples.numbers.used == ("heat", "shift=night")
-    assert task.samples.classes == ("bad", "best", "good")
-    assert task.num_outputs == 3
+    assert (task.samples.numbers.used, task.samples.classes, task.num_outputs) == (
+        ("heat", "shift=night"),
+        ("bad", "best", "good"),
+        3,
+    )
     assert any("note" in line and "left out" in line for line in task.remarks(4))
     assert any("shift" in line and "categor" in line for line in task.remarks(4))
     filled = "data.features: missing values are filled with means and shares: heat (3 %)"

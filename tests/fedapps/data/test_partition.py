@@ -27,7 +27,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from tests.data_folders import write_parquet
-from tests.helpers import refused
+from tests.helpers import assert_arrays, refused
 
 IMAGES = {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=4)}
 
@@ -60,9 +60,8 @@ def digits():
 
 
 def test_digits(digits):
-    assert digits.x.shape == (1797, 1, 8, 8)
-    assert digits.x.dtype == np.float32
-    assert (digits.x.min(), digits.x.max(), digits.num_classes) == (0, 1, 10)
+    assert (digits.x.shape, digits.x.dtype, digits.num_classes) == ((1797, 1, 8, 8), np.float32, 10)
+    assert (digits.x.min(), digits.x.max()) == (0, 1)
 
 
 def test_taken_samples_keep_all_that_belongs_to_them():
@@ -130,8 +129,10 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
 
 def test_max_samples_keeps_the_classes_of_a_sorted_set():
     fewer = thinned(Samples(np.arange(40), np.arange(40) // 10, 4), DataOptions(max_samples=8))
-    assert fewer.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert fewer.x.tolist() == list(range(0, 40, 5))
+    assert (fewer.labels.tolist(), fewer.x.tolist()) == (
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        list(range(0, 40, 5)),
+    )
 
 
 # The cache
@@ -142,8 +143,7 @@ def test_second_read_does_not_decode(folder, monkeypatch):
     monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("decoded twice"))
     second = read_samples(DataOptions(source=folder))
     assert isinstance(second.x, np.memmap)
-    assert np.array_equal(first.x, second.x)
-    assert np.array_equal(first.labels, second.labels)
+    assert_arrays((first.x, first.labels), (second.x, second.labels))
 
 
 def test_changed_files_are_read_anew(folder):
@@ -324,10 +324,15 @@ def test_noise_is_in_the_training_labels_only(validation):
     assert torch.equal(noisy.test.y, clean.test.y)
     wrong = noisy.train.y != clean.train.y
     assert 0.3 < wrong.float().mean() < 0.5
-    assert torch.equal(noisy.train.y[wrong], (clean.train.y[wrong] + 1) % 10)
-    assert torch.equal(noisy.train.x, clean.train.x)
-    assert torch.equal(noisy.validation.y, clean.validation.y if validation else noisy.train.y)
-    assert torch.equal(again.train.y, noisy.train.y)
+    assert_arrays(
+        (noisy.train.y[wrong], noisy.train.x, noisy.validation.y, again.train.y),
+        (
+            (clean.train.y[wrong] + 1) % 10,
+            clean.train.x,
+            clean.validation.y if validation else noisy.train.y,
+            noisy.train.y,
+        ),
+    )
 
 
 def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
@@ -341,9 +346,10 @@ def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
         )
     )
     # what a site trains on does not depend on the option
-    assert torch.equal(own.train.y, usual.train.y)
-    assert torch.equal(own.test.y, clean.test.y)
-    assert torch.equal(own.validation.x, clean.validation.x)
+    assert_arrays(
+        (own.train.y, own.test.y, own.validation.x),
+        (usual.train.y, clean.test.y, clean.validation.x),
+    )
     right = own.validation.y == clean.validation.y
     assert 0.25 < 1 - right.float().mean() < 0.55
     # Drawn for themselves: not the flips of the first training samples over again.
@@ -589,8 +595,7 @@ def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):
     )
     for client in (0, 1, 2, 0, 3, 0, 1):  # 3 sends 1 away, 1 sends 2 away
         data = task.client_data(client, 6)
-        assert torch.equal(data.train.x, first[client].train.x)
-        assert torch.equal(data.train.y, first[client].train.y)
+        assert_arrays((data.train.x, data.train.y), (first[client].train.x, first[client].train.y))
     assert made == [0, 1, 2, 3, 1]
     monkeypatch.setattr("fedapps.tasks.base.KEPT_BYTES", 1)
     # too large for any limit: used all the same
@@ -658,8 +663,7 @@ def test_each_does_what_its_name_says(digits):
     def sizes(name):
         return [len(part) for part in parts_of(digits, name, ARGUMENTS.get(name, ""))]
 
-    assert sizes("SizePartitioner") == [100, 200, 300, 50, 80]
-    assert sizes("InnerDirichletPartitioner") == [100, 200, 300, 50, 80]
+    assert sizes("SizePartitioner") == sizes("InnerDirichletPartitioner") == [100, 200, 300, 50, 80]
     assert np.ptp(sizes("IidPartitioner")) <= 1
     np.testing.assert_allclose(sizes("LinearPartitioner"), 1797 * np.arange(1, 6) / 15, atol=5)
     np.testing.assert_allclose(sizes("SquarePartitioner"), 1797 * np.arange(1, 6) ** 2 / 55, atol=5)

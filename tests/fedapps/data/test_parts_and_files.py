@@ -188,8 +188,9 @@ def test_an_official_validation_split(tmp_path):
     for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
         assert told_apart(part) == mine[mine.part == name].x.tolist()
     alone = task_of(source, validation_split="validation").client_data(2, 4)
-    assert told_apart(alone.validation) == mine[mine.part == "Val"].x.tolist()
-    assert told_apart(alone.train, alone.test) == mine[mine.part == "train"].x.tolist()
+    assert [told_apart(alone.validation), told_apart(alone.train, alone.test)] == [
+        mine[mine.part == part].x.tolist() for part in ("Val", "train")
+    ]
 
 
 # A file of each client
@@ -221,8 +222,7 @@ def test_a_file_is_a_client_by_its_name(tmp_path, kind):
         source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
     )
     images = read_samples(options)
-    assert images.clients.names == ("a", "b", "c", "d")
-    assert images.x.shape == (120, 1, 1, 2)
+    assert (images.clients.names, images.x.shape) == (("a", "b", "c", "d"), (120, 1, 1, 2))
     assert natural_clients(images, options) == 4
     for site, part in zip("abcd", partition(images, options, 4, 0), strict=True):
         mine = frame[frame.site == site]
@@ -483,8 +483,7 @@ def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
     assert sum(int(row["samples"]) for row in rows.values()) == g.sum() < len(y)
     for row, wanted in zip(rows.values(), expected, strict=True):
         assert {name: float(row[name]) for name in wanted} == pytest.approx(wanted, rel=1e-5)
-        assert row["clients"] == "4"
-        assert (row["tp"], row["selected"]) == ("", "")
+        assert (row["clients"], row["tp"], row["selected"]) == ("4", "", "")
     accuracies = [row["accuracy"] for row in expected]
     assert summary["group-accuracy-gap"] == pytest.approx(max(accuracies) - min(accuracies))
     assert {"demographic-parity-gap", "equalised-odds-gap", "group-ece-worst"} <= set(summary)
@@ -504,8 +503,9 @@ def test_the_generated_table_has_groups_with_every_kind_of_client(method, tmp_pa
     for row in rows.values():
         tp, fp, fn, tn = (int(row[name]) for name in ("tp", "fp", "fn", "tn"))
         assert tp + fp + fn + tn == int(row["samples"])
-        assert float(row["tpr"]) == pytest.approx(tp / (tp + fn))
-        assert float(row["fpr"]) == pytest.approx(fp / (fp + tn))
+        assert [float(row[name]) for name in ("tpr", "fpr")] == pytest.approx(
+            [tp / (tp + fn), fp / (fp + tn)]
+        )
     right = sum(int(row["right"]) for row in rows.values())
     # every row has a kind
     assert summary["accuracy-weighted"] == pytest.approx(right / sum(map(len, tests)))
@@ -520,11 +520,13 @@ def test_a_table_by_age_and_one_by_sex(tmp_path):
     source = write_parquet(tmp_path / "set", columns | {"sex": rng.choice(["f", "m"], 120)})
     table = {"task": "tabular", "data.source": source, "data.drop": "sex"}
     _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
-    assert list(rows) == ["below 40", "40 to below 60", "from 60"]
-    assert [row["clients"] for row in rows.values()] == ["2", "2", "3"]
+    assert {name: row["clients"] for name, row in rows.items()} == {
+        "below 40": "2",
+        "40 to below 60": "2",
+        "from 60": "3",
+    }
     task = build_task(read_settings(table | {"data.group": "sex"}))
-    assert task.groups.names == ("f", "m")
-    assert task.samples.numbers.used == ("age",)
+    assert (task.groups.names, task.samples.numbers.used) == (("f", "m"), ("age",))
 
 
 def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, monkeypatch):

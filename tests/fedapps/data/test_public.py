@@ -29,8 +29,7 @@ def write_images(folder, shape, count=6):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10)])
 def test_patches_of_the_photographs(shape):
     images = load("photos", shape, samples=30)
-    assert images.shape == (30, *shape)
-    assert images.dtype == np.float32
+    assert (images.shape, images.dtype) == ((30, *shape), np.float32)
     assert (images.min(axis=(1, 2, 3)) == 0).all()  # stretched
     assert (images.max(axis=(1, 2, 3)) == 1).all()
     assert len(np.unique(images.reshape(30, -1), axis=0)) == 30
@@ -120,8 +119,9 @@ def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path):
     out = tmp_path / "r"
     run_inline(out, **job, **own, **{f"warm-start.{key}": one for key, one in halves.items()})
     rows = [row["train"] for row in rounds_of(out)]
-    assert ["distill-loss" in row for row in rows] == [True, True, False, False]
-    assert ["weight-max" in row for row in rows] == [False, False, True, True]
+    assert [("distill-loss" in row, "weight-max" in row) for row in rows] == (
+        [(True, False)] * 2 + [(False, True)] * 2
+    )
     kept = ("mu = 0.5", "step = 3.0", 'then = "aaggff-d"', "samples = 100")
     assert not lacking((out / "settings.toml").read_text(), 'method = "warm-start"', *kept)
 
@@ -199,9 +199,11 @@ def test_celeba(tmp_path):
         source = write_parquet(tmp_path / "celeba", columns, kinds, split)
     settings, task, _ = assemble(read_settings(experiment("celeba", source)))
     assert settings.num_clients == 2, "celeb 7 has fewer than five pictures"
-    assert task.samples.clients.names == ("7", "2880", "10177")
-    assert task.samples.x.shape == (19, 3, 84, 84)
-    assert task.samples.classes == ("False", "True")
+    assert (task.samples.clients.names, task.samples.classes, task.samples.x.shape) == (
+        ("7", "2880", "10177"),
+        ("False", "True"),
+        (19, 3, 84, 84),
+    )
     assert task.samples.labels.tolist() == list(map(int, smiles))
     scores = task.objective.score(task.work_model(), task.client_data(1, 2).test)
     assert scores.keys() >= {"accuracy", "loss"}

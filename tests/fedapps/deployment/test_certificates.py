@@ -89,8 +89,12 @@ def test_a_sites_key_is_one_that_flower_takes_and_secret(tmp_path):
     assert try_load_public_key(public)
     key = load_ssh_private_key((tmp_path / "new" / "hospital.a").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    assert stat.S_IMODE((tmp_path / "new" / "hospital.a").stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert [
+        stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new/hospital.a", "new")
+    ] == [
+        0o600,
+        0o700,
+    ]
     refused(lambda: make_site_key(tmp_path / "new" / "hospital.a"), "already exists", UserError)
 
 

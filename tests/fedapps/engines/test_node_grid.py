@@ -232,8 +232,10 @@ def test_parts_come_back_as_they_were_and_share_nothing_that_can_change():
     )
     assert len(packed) == 5  # the model once, two configurations, a state, the index
     facts, parts = unpack(packed)
-    assert facts == {"n": 3}
-    assert [part.facts for part in parts] == [{"client": 1}, {"client": "two"}, {}]
+    assert (facts, [part.facts for part in parts]) == (
+        {"n": 3},
+        [{"client": 1}, {"client": "two"}, {}],
+    )
     assert ([part.content for part in parts], parts[1].state) == ([one, two, None], kept)
     del parts[0].content["arrays"]["w"]  # as mods and clients may
     assert "w" in parts[1].content["arrays"]

@@ -106,10 +106,10 @@ def test_the_run_says_what_ended_and_how_to_go_on(log, reason, tmp_path):
     )
     for status in ("failed", "interrupted"):
         outcome = run.with_reason(Outcome(status, "unknown error"))
-        assert outcome.status == "failed"
-        assert outcome.details == (
+        assert (outcome.status, outcome.details) == (
+            "failed",
             f"flower-superexec beside the SuperLink has ended with status 1 ({reason}), and the "
-            "run's process with it: repeat the command with --resume"
+            "run's process with it: repeat the command with --resume",
         )
     sound = Outcome("completed", "")
     assert run.with_reason(sound) is sound

@@ -174,8 +174,10 @@ def test_the_longest_clients_start_first():
         waiting = sorted(grid.contexts, key=lambda node: -grid._samples[node])
         worker = grid.pool[0]
         grid._home = {FIRST_NODE + 5: worker}
-        assert grid._taken(worker, waiting, 1) == [FIRST_NODE + 5]
-        assert grid._taken(worker, waiting, 2) == [FIRST_NODE + 6, FIRST_NODE + 4]
+        assert [grid._taken(worker, waiting, count) for count in (1, 2)] == [
+            [FIRST_NODE + 5],
+            [FIRST_NODE + 6, FIRST_NODE + 4],
+        ]
         assert waiting == [FIRST_NODE + n for n in (3, 2, 1, 0)]
 
 
@@ -388,10 +390,15 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
         settings = with_defaults({"method": "fedavg", "num-clients": 20, **keys})
         return number_of_workers(settings, build_task(settings), given)
 
-    assert number(**{"num-rounds": 50}) == 6
-    assert number(**{"num-rounds": 1, "train.local-epochs": 1}) == 1
-    assert (number(**{"num-rounds": 50, "num-clients": 4}), number(method="fedfw")) == (4, 1)
-    assert (number(3, method="fedfw"), number(30)) == (3, 20)
+    jobs = [
+        {"num-rounds": 50},
+        {"num-rounds": 1, "train.local-epochs": 1},
+        {"num-rounds": 50, "num-clients": 4},
+        {"method": "fedfw"},
+        {"given": 3, "method": "fedfw"},
+        {"given": 30},
+    ]
+    assert [number(**job) for job in jobs] == [6, 1, 4, 1, 3, 20]
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 9)
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 1)
@@ -429,5 +436,4 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
     monkeypatch.setattr(pool, "SHARED", [shared])
     pool.run_one(pool.PlannedRun(SWEPT, tmp_path / "together"))
     assert outcome_of(tmp_path / "together") == outcome_of(tmp_path / "alone")
-    assert set(used) == {(3, 0)}
-    assert shared.free.value == 3
+    assert (set(used), shared.free.value) == ({(3, 0)}, 3)

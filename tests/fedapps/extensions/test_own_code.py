@@ -202,8 +202,10 @@ def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
     assert set(files) == {"my_code.py", "my_client.py", "my_lazy.py"}
     app = copy_app(folder / "copy", files, config)
     listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert listed["config"]["own"] == {"pull": 0.5, "base": "fedavg"}
-    assert listed["config"]["mine"] == {"size": 1}
+    assert {name: listed["config"].get(name) for name in ("own", "mine")} == {
+        "own": {"pull": 0.5, "base": "fedavg"},
+        "mine": {"size": 1},
+    }
     assert "train" in listed["config"]
     assert {*files, "/LICENSE"} <= set(listed["fab-include"])
     assert {path.name for path in app.glob("*.py")} == set(files)

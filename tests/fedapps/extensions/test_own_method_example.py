@@ -41,8 +41,12 @@ def run(*words):
 def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder):
     assert run("num-rounds=6", "checkpoint-every=3", "--out", "whole") == 0
     recorded = read_toml(folder / "whole" / "settings.toml")
-    assert (recorded["method"], recorded["exp.epsilon"]) == ("own_method:METHOD", 0.001)
-    assert recorded["rows.source"] == str(folder / "patients.csv")  # whatever folder clients run in
+    # whatever folder clients run in
+    assert {name: recorded[name] for name in ("method", "exp.epsilon", "rows.source")} == {
+        "method": "own_method:METHOD",
+        "exp.epsilon": 0.001,
+        "rows.source": str(folder / "patients.csv"),
+    }
     assert len(clients_of(folder / "whole")) == 8
     assert np.mean([float(row["accuracy"]) for row in clients_of(folder / "whole")]) > 0.5
     with dying_after(4):

@@ -419,8 +419,7 @@ def test_it_takes_the_samples_of_the_data_and_follows_from_the_seed(library, con
     assert not torch.equal(first["net.classifier.weight"], other["net.classifier.weight"])
     for shape in ((3, 8, 8), (1, 8, 12)):
         made = build_model(name, shape, 5, 0)
-        assert made(torch.zeros(2, *shape)).shape == (2, 5)
-        assert made.head == ("net.classifier.",)
+        assert (made(torch.zeros(2, *shape)).shape, made.head) == ((2, 5), ("net.classifier.",))
 
 
 def test_a_type_alone_is_its_default_net(library):

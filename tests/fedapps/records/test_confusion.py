@@ -51,8 +51,7 @@ def test_a_client_that_lies_is_left_out_and_named(lie):
     honest = {k: v for k, v in HONEST.items() if k} | {7: HONEST[0]}
     found = confusion_table((), honest | {3: {**HONEST[0], CONFUSION: lie}})
     assert found[:2] == confusion_table((), honest)[:2]
-    assert [entry["client"] for entry in found[2]] == [3]
-    assert found[2][0]["reason"].startswith("confusion: ")
+    assert [(entry["client"], entry["reason"][:11]) for entry in found[2]] == [(3, "confusion: ")]
 
 
 def test_many_classes_have_macro_measures_and_no_counts():

@@ -83,8 +83,10 @@ def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_bes
     run = read_run(tmp_path / "kept")
     assert run.evaluation["accuracy-mean"] == short["accuracy-mean"]
     assert "those of round 2, the best by" in state_sentence(run)
-    assert rows_of([run])[0].remark == "of round 2, best by validation"
-    assert rows_of([read_run(tmp_path / "short")])[0].remark == ""
+    assert [rows_of([one])[0].remark for one in (run, read_run(tmp_path / "short"))] == [
+        "of round 2, best by validation",
+        "",
+    ]
     if method != "local":  # which has no global model
         assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
 

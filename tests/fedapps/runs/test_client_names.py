@@ -76,6 +76,8 @@ def test_a_resumed_run_keeps_the_names(data):
 
 
 def test_names_are_unique_lines_and_mere_numbers_are_no_names(tmp_path):
-    assert readable(["a", "a", " a "]) == ("a", "a (2)", "a (3)")
-    assert readable(["a (2)", "a", "a"]) == ("a (2)", "a", "a (3)")
+    assert [readable(names) for names in (["a", "a", " a "], ["a (2)", "a", "a"])] == [
+        ("a", "a (2)", "a (3)"),
+        ("a (2)", "a", "a (3)"),
+    ]
     assert len(set(readable(["y" * 90, "y" * 90 + "z", ""]))) == 3

@@ -214,8 +214,10 @@ def test_the_server_half_is_on_the_cpu_unless_it_trains():
         *("fedevg", "feddm", "class-means", "fedcgan", "fedcvae", "ffgb-distill", "fedavg-distill")
     }
     given = {"data.synthetic": "set.npz", "device": "cuda"}
-    assert for_server(with_defaults(given | {"data.synthetic-use": "mix"})).device == "cpu"
-    assert for_server(with_defaults(given | {"data.synthetic-use": "pretrain"})).device == "cuda"
+    assert [
+        for_server(with_defaults(given | {"data.synthetic-use": use})).device
+        for use in ("mix", "pretrain")
+    ] == ["cpu", "cuda"]
 
 
 def test_a_share_of_a_gpu_needs_none_on_the_head(gpus, tmp_path):
@@ -362,8 +364,7 @@ def test_the_engine_that_suits(given, cluster, engine, why, monkeypatch):
 
 
 def test_how_a_run_goes_on_keeps_what_chose_the_engine():
-    assert Launch().again == ""
-    assert Launch(engine="deployment").again == " --engine deployment"
+    assert (Launch().again, Launch(engine="deployment").again) == ("", " --engine deployment")
     given = Launch(gpus_per_client=0.5, port=0, no_wall=True)
     assert given.again == " --gpus-per-client 0.5 --port 0 --no-wall"
     assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"

@@ -63,8 +63,7 @@ def test_no_message_brings_or_takes_the_state_of_a_site(key, tmp_path):
     content = pack([Part(facts, question, chosen)], {"num-clients": 3})
     (reply,) = grid.send_and_receive([Message(content, 1001, MANY)])
     ((part,),) = unpack(reply.content)[1:]
-    assert part.state is None
-    assert part.content is None
+    assert (part.state, part.content) == (None, None)
     assert "keeps the state of its clients" in part.facts["reason"]
 
 

@@ -14,7 +14,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.convex import chr12a
-from tests.helpers import refused, run_inline
+from tests.helpers import assert_arrays, refused, run_inline
 
 TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
 
@@ -177,8 +177,7 @@ def test_generated_ratings_do_not_depend_on_the_processor(monkeypatch):
         lambda keys, k: np.r_[partition(keys, k)[:k][::-1], partition(keys, k)[k:]],
     )
     other = task_of("matrix-completion", **numbers).observed
-    assert np.array_equal(one.rows, other.rows)
-    assert np.array_equal(one.values, other.values)
+    assert_arrays((one.rows, one.values), (other.rows, other.values))
 
 
 def test_large_matrices_are_single_precision():

@@ -11,7 +11,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
 from tests.data_folders import write_play
-from tests.helpers import refused, rounds_of, run_inline, seeded
+from tests.helpers import assert_arrays, refused, rounds_of, run_inline, seeded
 
 
 def text(num_clients=0, model="auto", **options):
@@ -35,8 +35,10 @@ def play(tmp_path):
 
 def test_the_vocabulary_is_printable_ascii_and_three_more():
     printable = "".join(map(chr, range(32, 127)))
-    np.testing.assert_array_equal(encode(printable), np.arange(3, VOCABULARY))
-    np.testing.assert_array_equal(encode("\n\t\r\x00é\U0001f600\x7f"), [2, 1, 1, 1, 1, 1, 1])
+    assert_arrays(
+        (encode(printable), encode("\n\t\r\x00é\U0001f600\x7f")),
+        (np.arange(3, VOCABULARY), [2, 1, 1, 1, 1, 1, 1]),
+    )
     assert (VOCABULARY, len(encode(""))) == (98, 0)
 
 
@@ -168,14 +170,14 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
         return task.client_data(1, 2)
 
     plain, chosen = data(0.3), data(0.3, "validation")
-    assert torch.equal(chosen.test.x, plain.validation.x)
-    assert torch.equal(chosen.test.y, plain.validation.y)
-    assert torch.equal(chosen.train.x, plain.train.x)
+    assert_arrays(
+        (chosen.test.x, chosen.test.y, chosen.train.x),
+        (plain.validation.x, plain.validation.y, plain.train.x),
+    )
     assert not torch.equal(plain.test.x, plain.validation.x)
     half, whole = data(0.6, "held-out"), data(0.6).validation
     assert len(whole) > 1
-    assert torch.equal(half.test.x, whole.x[::2])
-    assert torch.equal(half.validation.x, whole.x[1::2])
+    assert_arrays((half.test.x, half.validation.x), (whole.x[::2], whole.x[1::2]))
     refused(
         lambda: data(0.0, "validation"),
         r"text\.score-on = 'validation': needs .* set validation",

@@ -306,8 +306,9 @@ def test_running_statistics_have_a_median_of_their_own():
     """Their updates are large in round 1, which says nothing of the weights."""
     arrays, (now,) = run_changed(step(0.01, 50.0), step(0.01, 50.0), step(0.01, 900.0))
     assert now.trained.shortened == [2]
-    assert moved(arrays) == pytest.approx(0.01, rel=1e-4)
-    assert moved(arrays, "bn.running_var") == pytest.approx((50 + 50 + 250) / 3, rel=1e-4)
+    assert [moved(arrays, name) for name in ("w", "bn.running_var")] == pytest.approx(
+        [0.01, (50 + 50 + 250) / 3], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("bound", [None, FIVE])

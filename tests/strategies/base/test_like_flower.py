@@ -520,6 +520,8 @@ def test_a_broken_reply_is_named_and_left_out_in_any_loop(
     (said,) = [line for line in caplog.messages if "left out:" in line]
     culprit = "client 1" if named else "node 1001"
     assert f"{culprit} left out: {fault}" in said
-    assert result.train_metrics_clientapp[1]["loss"] == 1
-    assert result.evaluate_metrics_clientapp[1]["score"] == 0.5
+    assert (
+        result.train_metrics_clientapp[1]["loss"],
+        result.evaluate_metrics_clientapp[1]["score"],
+    ) == (1, 0.5)
     assert "metric 'score' is not a number, and left out of the mean" in caplog.text

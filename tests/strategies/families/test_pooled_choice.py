@@ -179,8 +179,7 @@ class Liar(FinetuneClient):
 
 def test_one_of_twelve_clients_does_not_choose_for_all():
     honest, lied = (run(kind, shift=-1, clients=12)[0] for kind in (FinetuneClient, Liar))
-    assert honest.choices.of_all < 8
-    assert lied.choices.of_all < 8
+    assert max(honest.choices.of_all, lied.choices.of_all) < 8
 
 
 def test_the_bytes_of_the_question_are_counted():

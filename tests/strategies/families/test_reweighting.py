@@ -31,7 +31,16 @@ from fedapps.strategies import (
     TERMOptions,
 )
 from fedapps.strategies.base.slots import Slots, pack_ids, unpack_ids
-from tests.helpers import START, EchoClient, LossyClient, arrays_of, play, refused, simulate
+from tests.helpers import (
+    START,
+    EchoClient,
+    LossyClient,
+    arrays_of,
+    assert_arrays,
+    play,
+    refused,
+    simulate,
+)
 
 LOSSES, SHIFTS, SIZES = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [5, 1, 2]
 TILTED = np.exp(LOSSES) / np.exp(LOSSES).sum()
@@ -349,8 +358,7 @@ def test_the_prior_counts_a_silent_client_as_the_mean_and_is_restored():
     simulate(first, lambda i, _: silent if i == 1 else client(i), 3, START, 2)
     np.testing.assert_allclose(first.rule.prior, np.array([5, 3.5, 2]) / 10.5)
     second.load_state_dict(first.state_dict())
-    np.testing.assert_array_equal(second.rule.prior, first.rule.prior)
-    np.testing.assert_array_equal(second.rule.p, first.rule.p)
+    assert_arrays((second.rule.prior, second.rule.p), (first.rule.prior, first.rule.p))
 
 
 def test_the_scale_of_the_losses_and_the_state_of_the_wrapped_strategy_are_saved():
@@ -358,8 +366,7 @@ def test_the_scale_of_the_losses_and_the_state_of_the_wrapped_strategy_are_saved
     first, second = AAggFFD(FedAdam()), AAggFFD(FedAdam())
     simulate(first, lambda i, _: LossyClient(0.1 * (i + 1), 1.0), 3, START, 2)
     second.load_state_dict(first.state_dict())
-    np.testing.assert_array_equal(second.strategy.m, first.strategy.m)
-    np.testing.assert_array_equal(second.strategy.v, first.strategy.v)
+    assert_arrays((second.strategy.m, second.strategy.v), (first.strategy.m, first.strategy.v))
     assert second.loss_scale == first.loss_scale > 0
 
 
@@ -379,8 +386,7 @@ KINDS = {
 @pytest.mark.parametrize("clients", KINDS.values(), ids=KINDS)
 def test_positions_and_ids_belong_together_and_are_saved(clients):
     slots = Slots(clients)
-    assert list(slots) == list(clients)
-    assert slots == list(clients)
+    assert slots == list(slots) == list(clients)
     assert slots.at(clients).tolist() == list(range(len(slots)))
     assert list(Slots.unpacked(pack_ids(slots))) == unpack_ids(pack_ids(slots)) == list(clients)
     assert all(client in slots for client in clients)

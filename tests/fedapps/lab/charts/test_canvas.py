@@ -172,8 +172,10 @@ def test_heat_map_merges_equal_neighbours_and_omits_unknown_cells():
     heat(axes, np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]), (0, 1), ([0, 1, 2, 3], [0, 1, 2]))
     heat_key(axes, (0, 1), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
-    assert rings[THEME.grid] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
-    assert rings[THEME.ink] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
+    assert {colour: rings[colour] for colour in (THEME.grid, THEME.ink)} == {
+        THEME.grid: [[[0, 1], [0, 0], [2, 0], [2, 1]]],
+        THEME.ink: [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]],
+    }
     assert "key" in [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
     assert file(figure, "png")
 

@@ -316,8 +316,7 @@ def test_every_method_reports_its_test_rows_and_nothing_else_changes(method, tmp
     for name, asked in (("plain", False), ("rows", True)):
         run_inline(tmp_path / name, **job, **{"data.test-rows": asked})
     plain, with_rows = (read_run(tmp_path / name) for name in ("plain", "rows"))
-    assert plain.clients == with_rows.clients
-    assert plain.evaluation == with_rows.evaluation
+    assert (plain.clients, plain.evaluation) == (with_rows.clients, with_rows.evaluation)
     assert not (tmp_path / "plain" / f"{ROWS}.csv").exists()
     rows = read_rows(tmp_path / "rows" / f"{ROWS}.csv")
     for row in with_rows.clients:
@@ -388,8 +387,7 @@ def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
     assert "<svg" in verdict.plots["gains"]._repr_svg_()
     assert "<img" in verdict._repr_html_()
     run = fedapps.run(**verdict.settings, out=tmp_path / "run", progress=False)
-    assert run.summary["status"] == "completed"
-    assert run.settings["method"] == verdict.method
+    assert (run.summary["status"], run.settings["method"]) == ("completed", verdict.method)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,9 @@ def test_a_gain_and_its_intervals_by_hand():
     assert [error for _, error in found.clients.values()] == pytest.approx(errors)
     # Nadeau and Bengio: two folds, so 1 + 2 / 1
     reach = 1.959964 * math.hypot(*errors) / 2 * math.sqrt(3)
-    assert found.here.high - found.mean == pytest.approx(reach)
-    assert found.deviation == pytest.approx(reach / 1.959964)
+    assert (found.here.high - found.mean, found.deviation) == pytest.approx(
+        (reach, reach / 1.959964)
+    )
     sites = t_interval([a.mean(), b.mean()])
     assert found.like.high - found.mean == pytest.approx(max(reach, sites.high - found.mean))
 

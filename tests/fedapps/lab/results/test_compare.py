@@ -43,8 +43,9 @@ def test_seeds_become_mean_and_sample_std(write_run):
     # mean 0.85; deviations -0.05, -0.01, 0.06: sum of squares 0.0062, over 2 = 0.0031
     rows = {row["label"]: row for row in rows_of(comparison.csv)}
     assert set(rows) == {"fedavg", "superfed-mm"}
-    assert float(rows["fedavg"]["accuracy-mean"]) == pytest.approx(0.85)
-    assert float(rows["fedavg"]["accuracy-mean-over-seeds-std"]) == pytest.approx(math.sqrt(0.0031))
+    assert [float(rows["fedavg"][f"accuracy-mean{of}"]) for of in ("", "-over-seeds-std")] == (
+        pytest.approx([0.85, math.sqrt(0.0031)])
+    )
     assert rows["fedavg"]["seeds"] == "0 1 2"
     assert rows["superfed-mm"]["accuracy-mean-over-seeds-std"] == ""
     text, html = terminal(comparison), comparison.report.read_text(encoding="utf-8")
@@ -160,8 +161,10 @@ def test_only_columns_that_some_run_has(write_run, both, second, keys, shown):
 def test_units_and_costs(write_run):
     text = terminal(compare([write_run()]))
     header, cells = text.split("─", 1)[0], text.split("─")[-1]
-    assert header.split("\n")[1].split()[-3:] == ["kB", "kB", "s"]
-    assert cells.split()[-3:] == ["4.00", "8.00", "2.00"]
+    assert [line.split()[-3:] for line in (header.split("\n")[1], cells)] == [
+        ["kB", "kB", "s"],
+        ["4.00", "8.00", "2.00"],
+    ]
 
 
 def test_fits_eighty_columns(write_run):
@@ -223,10 +226,13 @@ def test_gain_of_each_client_over_training_alone(write_run):
     ]
     comparison = compare(runs)
     section = gains(comparison)
-    assert section.title == "Gain over local (l)"  # the first one of this method
-    assert section.rows == (
-        ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
-        ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+    # the first one of this method
+    assert (section.title, section.rows) == (
+        "Gain over local (l)",
+        (
+            ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
+            ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+        ),
     )
     rows = [row for row in rows_of(comparison.out / "gains.csv") if row["label"] == "fedavg"]
     own = {int(row["client"]): float(row["gain"]) for row in rows}

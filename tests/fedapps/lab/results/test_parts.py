@@ -38,7 +38,7 @@ from fedapps.records.reader import read_run
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.named_grid import Exchange
 from fedapps.strategies.base.rounds import Round
-from tests.helpers import lacking, rounds_of, summary_of, write_file
+from tests.helpers import assert_arrays, lacking, rounds_of, summary_of, write_file
 
 
 @pytest.fixture
@@ -222,12 +222,13 @@ def test_runs_side_by_side(write_run):
     ]
     comparison = compare(runs)
     (section,) = [section for section in comparison.sections if section.title == "Groups"]
-    assert section.header == ("method", "accuracy gap", "equalised odds")
-    assert section.rows == (("fedavg", "10.0 % ±0.0", "25.0 % ±7.1"), ("local", "10.0 %", "5.0 %"))
+    assert (section.header, section.rows) == (
+        ("method", "accuracy gap", "equalised odds"),
+        (("fedavg", "10.0 % ±0.0", "25.0 % ±7.1"), ("local", "10.0 %", "5.0 %")),
+    )
     assert "by sex" in printed(section)
     assert "25.0 % ±7.1" in comparison.report.read_text(encoding="utf-8")
-    assert gaps_section(comparison.rows[-1:]) is None
-    assert groups_section(read_run(runs[-1])) is None
+    assert (gaps_section(comparison.rows[-1:]), groups_section(read_run(runs[-1]))) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -368,8 +369,7 @@ def test_many_rounds_are_averaged_over_those_with_the_client():
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
     edges, means = fair_plots._fewer_columns(range(1, 481), table)
-    np.testing.assert_array_equal(edges, np.arange(0.5, 481, 2))
-    np.testing.assert_array_equal(means[0], [0.5, 0.5] + [np.nan] * 238)
+    assert_arrays((edges, means[0]), (np.arange(0.5, 481, 2), [0.5, 0.5] + [np.nan] * 238))
 
 
 def test_damaged_weights_are_ignored(write_run):
@@ -429,8 +429,7 @@ def test_clients_are_compared_by_auroc_where_all_have_it(write_run):
     path, other = write_run("a", last={"auroc-mean": 0.4, "accuracy-mean": 0.9}), write_run("b")
     (path / "clients.csv").write_text("client,auroc,accuracy\n0,0.5,0.9\n1,0.25,1\n")
     one, two = read_run(path), read_run(other)
-    assert fair_plots.fair_measure([one]) == "auroc"
-    assert fair_plots.fair_measure([one, two]) == "accuracy"
+    assert [fair_plots.fair_measure(runs) for runs in ([one], [one, two])] == ["auroc", "accuracy"]
     assert "auroc" in run_figures(one)
 
 

@@ -23,8 +23,7 @@ def test_the_t_interval_of_three_and_of_five_seeds():
     printed table has it.
     """
     three = t_interval([1.0, 2.0, 6.0])  # mean 3, sum of squares 4 + 1 + 9 = 14, s = sqrt(7)
-    assert three.mean == 3.0
-    assert three.std == pytest.approx(math.sqrt(7))
+    assert (three.mean, three.std) == (3.0, pytest.approx(math.sqrt(7)))
     reach = 4.302653 * math.sqrt(7) / math.sqrt(3)
     assert (three.low, three.high) == pytest.approx((3 - reach, 3 + reach), rel=1e-6)
     five = t_interval([0.0, 1.0, 2.0, 3.0, 4.0])  # s = sqrt(10 / 4)
@@ -90,8 +89,7 @@ def test_the_crossed_interval_of_a_table_by_hand():
 
 def test_the_crossed_interval_needs_three_seeds_and_two_clients():
     table = np.arange(12.0).reshape(3, 4) ** 2
-    assert crossed_interval(table[:2]) is None
-    assert crossed_interval(table[:, :1]) is None
+    assert [crossed_interval(few) for few in (table[:2], table[:, :1])] == [None, None]
     apart = np.full((3, 6), np.nan)  # no client of one seed is in another
     for seed in range(3):
         apart[seed, 2 * seed : 2 * seed + 2] = 1.0, 2.0
@@ -131,8 +129,7 @@ def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
     assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
     alone = {same: measured(rng, 0.0, same, 0, 0) for same in (True, False)}
     dealt = difference(measured(rng, 0.5, False), alone[False])
-    assert dealt.these is None
-    assert dealt.like == t_interval(dealt.by_seed)
+    assert (dealt.these, dealt.like) == (None, t_interval(dealt.by_seed))
     same = difference(measured(rng, 0.5, True), alone[True])
     assert same.these == t_interval(same.by_seed)
     assert same.these.low > 0

@@ -193,8 +193,8 @@ def test_text_of_differences():
     def text(measure, values, same=True):
         return difference_text(measure, with_intervals(Measured(dict(enumerate(values)), {}, same)))
 
-    assert text("accuracy-mean", []) == ""
-    assert text("loss-mean", [0.5, 0.5]) == "+0.50"  # too few seeds
+    # too few seeds
+    assert (text("accuracy-mean", []), text("loss-mean", [0.5, 0.5])) == ("", "+0.50")
     low = "\N{MINUS SIGN}0.001"
     assert text("loss-mean", [-0.001] * 3) == f"{low}, these sites [{low}, {low}], 0 of 3"
 
@@ -268,15 +268,20 @@ def test_plots_show_lines_levels_and_differences_as_measured(results_of):
         (shapes,) = [shapes for name, shapes in panel.legend if name == label]
         return tuple(shapes[0].points[-1])
 
-    assert last(plain, "local") == (4.0, 0.75)
-    assert last(plain, "nothing")[1] == 0.375  # the mean of 0.5 and 0.25
-    assert last(plain, "a number")[1] == 0.125
-    assert last(relative, "local") == (4.0, 0.125)
-    assert last(relative, "fedavg") == (4.0, -0.125)
-    assert last(logarithmic, "local") == pytest.approx((math.log10(4), math.log10(0.75)))
-    assert logarithmic.x.ticks == ([math.log10(2)], ["2"])
+    wanted = {
+        (plain, "local"): (4.0, 0.75),
+        (plain, "nothing"): (4.0, 0.375),  # the mean of 0.5 and 0.25
+        (plain, "a number"): (4.0, 0.125),
+        (relative, "local"): (4.0, 0.125),
+        (relative, "fedavg"): (4.0, -0.125),
+        (logarithmic, "local"): pytest.approx((math.log10(4), math.log10(0.75))),
+    }
+    assert {line: last(*line) for line in wanted} == wanted
     # a fraction, in per cent
-    assert logarithmic.y.ticks == ([pytest.approx(math.log10(0.5))], ["50"])
+    assert [axis.ticks for axis in (logarithmic.x, logarithmic.y)] == [
+        ([math.log10(2)], ["2"]),
+        ([pytest.approx(math.log10(0.5))], ["50"]),
+    ]
     (slope,) = [shapes[0].points for name, shapes in logarithmic.legend if name == "t^-0.5"]
     assert (slope[-1, 1] - slope[0, 1]) / (slope[-1, 0] - slope[0, 0]) == pytest.approx(-0.5)
 
