@@ -151,8 +151,8 @@ def index(known: Sequence[Paper]) -> str:
         "",
         START,
         "",
-        "Every table and figure of the papers, and what we found. Each paper has a page with "
-        "numbers, a verdict on each claim, and the commands that repeat them. "
+        "Every table and figure of the papers. A paper's page has numbers, verdicts and the "
+        "commands that repeat them. "
         f"{_totals(known, False, 'claims of papers')} *As scored there*: by the paper's rule, for "
         "example a mixture chosen on test samples, and not by ours.",
         "",

@@ -54,7 +54,8 @@ class Settings(Options):
     form: str = option(
         "usual",
         "printed: options that are not given take the values of the method's paper, where our "
-        "defaults differ; recorded as these values and usual",
+        "defaults differ; recorded as these values and usual; `flwr run` takes a value at its "
+        "default as not given",
         choices=["usual", "printed"],
     )
     seed: int = option(0, "seed of all random numbers", low=0)
