@@ -169,7 +169,9 @@ def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(f
     repeats what is missing.
     """
     executed(tmp_path / "clean", Failing)
-    refused(lambda: executed(tmp_path / "run", lambda: Failing(**fails)), "valid replies", TooFewReplies)
+    refused(
+        lambda: executed(tmp_path / "run", lambda: Failing(**fails)), "valid replies", TooFewReplies
+    )
     summary = summary_of(tmp_path / "run")
     assert (summary["status"], "the last" in summary["error"]) == ("failed", True)
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -241,11 +243,13 @@ def test_errors_may_not_be_the_models_fault_until_a_resumed_run_fails_again(roun
     """The checkpoint of the end is kept beside the sound one, for one attempt, whether
     its last round scores the model (8) or not.
     """
-    refused(lambda: go(tmp_path, fails=raises, **{"num-rounds": rounds}), "valid replies", TooFewReplies)
+    refused(
+        lambda: go(tmp_path, fails=raises, **{"num-rounds": rounds}), "valid replies", TooFewReplies
+    )
     assert kept(tmp_path) == [2, 7]
     refused(
         lambda: go(tmp_path, fails=raises, resume=True, **{"num-rounds": rounds}),
-        "the last",
+        "valid replies",
         TooFewReplies,
     )
     assert kept(tmp_path) == [2]
@@ -257,7 +261,9 @@ def test_a_model_that_could_not_be_scored_gets_no_checkpoint(tmp_path):
     """Not after its round, and not at the end of the run; training alone would not show
     whose fault it is.
     """
-    refused(lambda: go(tmp_path, fails=raises, **{"evaluate-every": 4}), "valid replies", TooFewReplies)
+    refused(
+        lambda: go(tmp_path, fails=raises, **{"evaluate-every": 4}), "valid replies", TooFewReplies
+    )
     assert kept(tmp_path) == [2]
 
 
