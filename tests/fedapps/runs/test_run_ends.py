@@ -169,7 +169,9 @@ def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(f
     repeats what is missing.
     """
     executed(tmp_path / "clean", Failing)
-    refused(lambda: executed(tmp_path / "run", lambda: Failing(**fails)), "the last", TooFewReplies)
+    refused(
+        lambda: executed(tmp_path / "run", lambda: Failing(**fails)), "valid replies", TooFewReplies
+    )
     summary = summary_of(tmp_path / "run")
     assert (summary["status"], "the last" in summary["error"]) == ("failed", True)
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -241,11 +243,13 @@ def test_errors_may_not_be_the_models_fault_until_a_resumed_run_fails_again(roun
     """The checkpoint of the end is kept beside the sound one, for one attempt, whether
     its last round scores the model (8) or not.
     """
-    refused(lambda: go(tmp_path, fails=raises, **{"num-rounds": rounds}), "the last", TooFewReplies)
+    refused(
+        lambda: go(tmp_path, fails=raises, **{"num-rounds": rounds}), "valid replies", TooFewReplies
+    )
     assert kept(tmp_path) == [2, 7]
     refused(
         lambda: go(tmp_path, fails=raises, resume=True, **{"num-rounds": rounds}),
-        "the last",
+        "valid replies",
         TooFewReplies,
     )
     assert kept(tmp_path) == [2]
@@ -257,13 +261,15 @@ def test_a_model_that_could_not_be_scored_gets_no_checkpoint(tmp_path):
     """Not after its round, and not at the end of the run; training alone would not show
     whose fault it is.
     """
-    refused(lambda: go(tmp_path, fails=raises, **{"evaluate-every": 4}), "the last", TooFewReplies)
+    refused(
+        lambda: go(tmp_path, fails=raises, **{"evaluate-every": 4}), "valid replies", TooFewReplies
+    )
     assert kept(tmp_path) == [2]
 
 
 def test_a_checkpoint_is_kept_until_the_next_one_was_of_use(tmp_path):
     """Round 4 is the last: whether its model is of use is known from the evaluation."""
-    refused(lambda: go(tmp_path, **{"num-rounds": 4}), "the last", TooFewReplies)
+    refused(lambda: go(tmp_path, **{"num-rounds": 4}), "valid replies", TooFewReplies)
     assert kept(tmp_path) == [2]
     # and the model of the run is the last one that clients could train from
     np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], 3.0)
@@ -288,7 +294,7 @@ def test_the_model_of_a_run_is_the_last_one_that_was_scored(tmp_path):
 
     away = []
     given = {"num-rounds": 2, "evaluate-every": 1, "min-replies": 1, "max-relative-update": 0}
-    refused(lambda: go(tmp_path, client=Away, **given), "the last", TooFewReplies)
+    refused(lambda: go(tmp_path, client=Away, **given), "valid replies", TooFewReplies)
     assert [len(row["failures"]) for row in rounds_of(tmp_path)] == [0, 5]
     np.testing.assert_allclose(load_file(tmp_path / "model.safetensors")["w"], 1.0)
 

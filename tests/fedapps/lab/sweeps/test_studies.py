@@ -260,23 +260,22 @@ def test_plots_show_lines_levels_and_differences_as_measured(results_of):
         slope = -0.5
     """
     drawn = figures(results_of(text, {"fedavg": 0.5, "local": 0.75}))
-    plain, relative, logarithmic = (
-        drawn[name].panels[0] for name in ("plain", "relative", "logarithmic")
-    )
+    panels = {name: drawn[name].panels[0] for name in ("plain", "relative", "logarithmic")}
 
-    def last(panel, label):
-        (shapes,) = [shapes for name, shapes in panel.legend if name == label]
+    def last(name, label):
+        (shapes,) = [shapes for found, shapes in panels[name].legend if found == label]
         return tuple(shapes[0].points[-1])
 
     wanted = {
-        (plain, "local"): (4.0, 0.75),
-        (plain, "nothing"): (4.0, 0.375),  # the mean of 0.5 and 0.25
-        (plain, "a number"): (4.0, 0.125),
-        (relative, "local"): (4.0, 0.125),
-        (relative, "fedavg"): (4.0, -0.125),
-        (logarithmic, "local"): pytest.approx((math.log10(4), math.log10(0.75))),
+        ("plain", "local"): (4.0, 0.75),
+        ("plain", "nothing"): (4.0, 0.375),  # the mean of 0.5 and 0.25
+        ("plain", "a number"): (4.0, 0.125),
+        ("relative", "local"): (4.0, 0.125),
+        ("relative", "fedavg"): (4.0, -0.125),
+        ("logarithmic", "local"): pytest.approx((math.log10(4), math.log10(0.75))),
     }
     assert {line: last(*line) for line in wanted} == wanted
+    logarithmic = panels["logarithmic"]
     # a fraction, in per cent
     assert [axis.ticks for axis in (logarithmic.x, logarithmic.y)] == [
         ([math.log10(2)], ["2"]),
