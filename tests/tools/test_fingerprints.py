@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.helpers import ROOT, refused
+from tests.helpers import ROOT, lacking, refused, write_file
 from tools import fingerprints
 from tools.fingerprints import CLOSE, FILE, cut_runs, differences, fingerprint, moved
 
@@ -51,26 +51,27 @@ def test_new_and_old_names_are_no_silence():
 def test_a_run_and_a_sweep_that_fail_are_named_and_the_others_are_compared(
     monkeypatch, tmp_path, capsys
 ):
-    bad = tmp_path / "experiments" / "mine" / "twice.toml"
-    bad.parent.mkdir(parents=True)
-    bad.write_text('method = "nobody"\n[axis.a]\nb = {}\n[sweep]\nrows = ["a"]\n')
+    text = 'method = "nobody"\n[axis.a]\nb = {}\n[sweep]\nrows = ["a"]\n'
+    bad = write_file(tmp_path / "experiments" / "mine" / "twice.toml", text)
     good = ROOT / "experiments" / "fedfw" / "falling-step.toml"
+    broken = write_file(tmp_path / "broken.toml", "a = ")
     first, second, *_ = cut_runs(good)
     known = {f"fedfw/falling-step {name}": {"objective": 2.0} for name in (first, second)}
     runs = {first: {"method": "fedfw", "num-rounds": "many"}, second: cut_runs(good)[second]}
-    (tmp_path / "broken.toml").write_text("a = ")
-    monkeypatch.setattr(fingerprints, "quoted", lambda: [bad, tmp_path / "broken.toml", good])
+    monkeypatch.setattr(fingerprints, "quoted", lambda: [bad, broken, good])
     monkeypatch.setattr(fingerprints, "FILE", tmp_path / "fingerprints.json")
     monkeypatch.setattr(fingerprints, "cut_runs", lambda path: runs if path == good else read(path))
     read = cut_runs
     fingerprints.FILE.write_text(json.dumps(known))
     monkeypatch.setattr("sys.argv", ["fingerprints"])
     assert fingerprints.main() == 1
-    said = capsys.readouterr().out
-    assert f"fedfw/falling-step {first}: UserError: num-rounds = 'many'" in said
-    assert f"mine/twice: {bad}: method = 'nobody'" in said
-    assert "broken.toml: cannot be read as TOML" in said
-    assert f"fedfw/falling-step {second}: objective " in said
+    assert not lacking(
+        capsys.readouterr().out,
+        f"fedfw/falling-step {first}: UserError: num-rounds = 'many'",
+        f"mine/twice: {bad}: method = 'nobody'",
+        "broken.toml: cannot be read as TOML",
+        f"fedfw/falling-step {second}: objective ",
+    )
     monkeypatch.setattr("sys.argv", ["fingerprints", "--write"])
     assert fingerprints.main() == 1
     assert json.loads(fingerprints.FILE.read_text()) == known  # numbers are whole or not written
