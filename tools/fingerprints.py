@@ -59,6 +59,8 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "tabular": {"data.source": "generated"},
 }
 SOURCES = ("data.source", "public.source")
+#: In the place of nets that take no pictures of 8 x 8 pixels.
+NETS = {"conv-120-84": "mlp-32-32"}
 BUNDLED = ("", "auto", "digits", "generated", "photos", "ratings")
 #: Ends of the names of numbers in a run's summary that are compared. No accuracy: one
 #: sample on the border counts more than what is no change.
@@ -115,6 +117,7 @@ def _cut(config: dict[str, Any]) -> dict[str, Any]:
         return {}
     if elsewhere:
         config |= {key: value for key, value in given.items() if key in config}
+        config["model.name"] = NETS.get(config["model.name"], config["model.name"])
     rounds = ROUNDS.get(config["task"], MOST["num-rounds"])
     for key, value in {**MOST, "num-rounds": rounds, **FIXED}.items():
         if key in FIXED or not 0 < config.get(key, 0) <= value:  # 0 and -1 are "all"
@@ -176,7 +179,7 @@ def moved(known: Rows, found: Rows) -> dict[str, list[str]]:
     for name in sorted({*known, *found}):
         if name not in found:
             lines[name] = ["no run has this name any more"]
-        elif not known.get(name):
+        elif name not in known:
             lines[name] = ["has no numbers to compare with"]
         else:
             lines[name] = differences(known[name], found[name])
@@ -230,6 +233,8 @@ def main() -> int:
     wrong = failed | moved(chosen, found)
     for name, lines in wrong.items():
         print(f"{name}: {'; '.join(lines)}")
+    if empty := [name for name in found if known.get(name) == {}]:
+        print(f"not compared, other processors have other numbers: {', '.join(empty)}")
     print(f"{len(runs)} runs of {len({name.split()[0] for name in runs})} sweeps")
     if failed:
         print("Some runs failed: mend them first")
