@@ -1,3 +1,3 @@
-"""Building blocks shared by the methods: checks, seeds, averaging, metrics, mirror
+"""Building blocks shared by the methods: options, seeds, averaging, metrics, mirror
 descent.
 """

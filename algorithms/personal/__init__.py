@@ -1,1 +1,1 @@
-"""Mixing of two models."""
+"""Personal models: mixtures of two or more, clusters, and what of a net is shared."""
