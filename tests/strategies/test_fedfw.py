@@ -241,10 +241,10 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
     ]
     world = World(BOX, problems, fail=options.pop("fail", None), late=options.pop("late", False))
     # half of the clients make half of the steps
-    rounds = 300 if options and local_steps == 1 else 150
+    rounds = 1000 if options and local_steps == 1 else 500
     strategy = FedFW(BOX, FedFWOptions(lambda_0=0.3, local_steps=local_steps), variant)
     x_bar, _ = world.run(strategy, rounds, **options)
-    assert 0 <= suboptimality(x_bar) < 2e-2
+    assert 0 <= suboptimality(x_bar) < 2e-3
     for client in strategy.duals.keys() - strategy.suspects:
         np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
 
@@ -421,17 +421,14 @@ def test_the_evaluation_is_that_of_the_equations():
     )
     metrics = result.evaluate_metrics_clientapp[30]
     gradient = sum(p.gradient(x_bar) for p in problems) / 4
-    assert {name: metrics[name] for name in ("objective", "gap", "consensus", "size", "n")} == (
-        pytest.approx(
-            {
-                "objective": sum(p.value(x_bar) for p in problems) / 4,
-                "gap": gradient @ x_bar + np.abs(gradient).max(),
-                "consensus": np.sqrt(sum(((x - x_bar) ** 2).sum() for x in world.points)),
-                "size": np.abs(x_bar).sum(),
-                "n": 4,
-            }
-        )
-    )
+    consensus = np.sqrt(sum(((x - x_bar) ** 2).sum() for x in world.points))
+    assert {name: metrics[name] for name in ("objective", "gap", "consensus", "size", "n")} == {
+        "objective": pytest.approx(sum(p.value(x_bar) for p in problems) / 4),
+        "gap": pytest.approx(gradient @ x_bar + np.abs(gradient).max()),
+        "consensus": pytest.approx(consensus),
+        "size": pytest.approx(np.abs(x_bar).sum()),
+        "n": 4,
+    }
     assert world.rounds[-1].evaluated.bytes_up > 4 * 6 * 8
 
 

@@ -324,7 +324,7 @@ def test_different_marginals_stop_in_a_neighbourhood_that_shrinks_with_the_diffe
     assert radii[0] > 3 * radii[-2]
     assert radii[-1] < 1e-10
     # more rounds do not help
-    assert distance(6, "general", rounds=50) == pytest.approx(
+    assert distance(6, "general", rounds=90) == pytest.approx(
         distance(6, "general", seed=0), rel=0.01
     )
 
