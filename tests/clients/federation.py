@@ -7,6 +7,16 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
+TRAIN = {
+    "learning-rate": 0.05,
+    "lr-decay": 1.0,
+    "momentum": 0.9,
+    "weight-decay": 1e-3,
+    "batch-size": 7,
+    "local-epochs": 2,
+    "seed": 3,
+}
+
 
 def initial(build=small_net, seed=11):
     """Return the arrays of a new net by name."""

@@ -43,7 +43,7 @@ from fedapps.strategies import (
     SuPerFedOptions,
 )
 from tests.clients import federation
-from tests.clients.federation import federate, headed, initial, shifted
+from tests.clients.federation import TRAIN, federate, headed, initial, shifted
 from tests.helpers import (
     EchoClient,
     Trains,
@@ -59,15 +59,6 @@ from tests.helpers import (
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
-TRAIN = {
-    "learning-rate": 0.05,
-    "lr-decay": 1.0,
-    "momentum": 0.9,
-    "weight-decay": 1e-3,
-    "batch-size": 7,
-    "local-epochs": 2,
-    "seed": 3,
-}
 
 
 def run_quadratics(strategy, kind, rounds, epochs, a_round=None, **config):

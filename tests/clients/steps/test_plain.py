@@ -38,7 +38,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import Local
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
-from tests.clients.federation import federate, initial
+from tests.clients.federation import TRAIN, federate, initial
 from tests.clients.steps.traced import Traced
 from tests.helpers import assert_arrays, blobs, refused, small_net, that_fails
 
@@ -414,15 +414,6 @@ def test_no_method_sends_something_else_under_these_names():
 # Every client trains, and takes as many steps as a client of a sampled method on
 # average.
 
-TRAIN = {
-    "learning-rate": 0.05,
-    "lr-decay": 1.0,
-    "momentum": 0.9,
-    "weight-decay": 1e-3,
-    "batch-size": 7,
-    "local-epochs": 2,
-    "seed": 3,
-}
 STEPS = 12  # 36 samples in batches of 7, the last of one sample, twice
 
 
