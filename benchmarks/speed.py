@@ -8,8 +8,9 @@ rounds: both engines beside a plain PyTorch loop: ``nn.Module``, ``torch.optim.S
 tensors and a weighted sum, no framework. Random images of MNIST's shape; 100 clients
 with 600 training samples each, 784-200-200-10, ten clients per round, one epoch, batch
 10: 600 steps per round. With a hundred clients per round, a tenth of the round is
-given. One torch thread per process. Quote ratios: the last row shows how far the
-machine's speed has changed.
+given. Then two jobs of small clients, which train together, beside the same loop on
+their samples. One torch thread per process. Quote ratios: the row before these shows
+how far the machine's speed has changed.
 
 steps: CPU time of a local step of FedAvg and SuPerFed, eager and compiled, and of the
 plain loop; batch 10, momentum 0.9, weight decay, both penalties of SuPerFed.

@@ -92,14 +92,14 @@ def cut_runs(path: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the cut runs of a sweep, by their names; none if its data
     are not bundled.
     """
-    small = "small" in load_toml(path).get("scale", {})
+    scales = ["small", ""] if "small" in load_toml(path).get("scale", {}) else [""]
     runs: dict[str, dict[str, Any]] = {}
     kinds: set[tuple[Any, Any]] = set()
-    for scale in ["small", ""] if small else [""]:
+    for scale in scales:
         for point in read_plan(path, scale=scale).points:
             config = _cut(dict(point.run.config))
             kind = config.get("method"), config.get("task")
-            more = len(runs) < RUNS and scale == ("small" if small else "")
+            more = len(runs) < RUNS and scale == scales[0]
             # the same settings: another run differs in its seed, say
             if config and (kind not in kinds or (more and config not in runs.values())):
                 runs.setdefault(point.name, config)
@@ -223,7 +223,7 @@ def main() -> int:
     known = _known()
     runs, failed = all_runs(given.words)
     if not runs and not failed:
-        parser.error(f"no sweep has {' or '.join(given.words)} in its name")
+        parser.error(f"no sweep to run has {' or '.join(given.words)} in its name")
     found = _all(runs, failed)
     chosen = {
         name: row
@@ -248,6 +248,9 @@ def main() -> int:
         return bool(wrong)
     os.environ |= OLDER
     again = _all(runs, failed)
+    if failed:
+        print(f"failed as an older processor: {', '.join(failed)}")
+        return 1
     others = {name: row for name, row in known.items() if name not in chosen}
     rows = others | {name: kept(row, again[name]) for name, row in found.items()}
     FILE.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -4,19 +4,14 @@
 A domain is a small frozen class. Points are arrays of ``domain.shape``; the oracle
 returns an :class:`Atom`, and ``unpack`` validates and reads one from a message. Ties go
 to the lowest index, so that every machine returns the same atom; a zero gradient gives
-a fixed extreme point. The classes:
-``vector_domains.py`` (arrays of any shape), ``matrix_domains.py`` and, here,
-:class:`Product`.
+a fixed extreme point. The classes: ``vector_domains.py`` (arrays of any shape),
+``matrix_domains.py`` and, here, :class:`Product`, with one domain for every layer of a
+net.
 
-Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as
-sent in messages.
-
-An atom takes a few numbers however large the point is: one entry, a permutation, two
-vectors. It can be added to a point without building its dense array, multiplied with a
-gradient, and packed into arrays for a message. The domain unpacks and validates these
-(``Domain.unpack``), because messages are untrusted.
-
-A :class:`Product` has one domain for every layer of a net.
+An :class:`Atom` takes a few numbers however large the point is: one entry, a
+permutation, two vectors. It can be added to a point without building its dense array,
+multiplied with a gradient, and packed into arrays for a message. The domain unpacks and
+validates these (``Domain.unpack``), because messages are untrusted.
 """
 
 import math

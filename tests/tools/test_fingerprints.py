@@ -86,7 +86,7 @@ def test_a_run_that_ends_its_process_and_a_broken_file_are_said(monkeypatch, tmp
         assert "fingerprints.json cannot be read" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["fingerprints", "nowhere"])
     refused(fingerprints.main, "2", SystemExit)
-    assert "no sweep has nowhere in its name" in capsys.readouterr().err
+    assert "no sweep to run has nowhere in its name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
