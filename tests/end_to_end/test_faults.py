@@ -300,15 +300,16 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
 
 
 def test_sites_stop_their_training_in_time(deployment, tmp_path):
-    # a training would take an hour; on a busy machine it may take 30 s to start it
-    settings = {"rounds.deadline": 60.0, "rounds.late": "partial", "train.local-epochs": 200_000}
-    with running(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 2})) as process:
+    # a training would take an hour; on a busy machine it may take 40 s to start it, and a site
+    # that was never timed leaves 60 % of the deadline for that
+    settings = {"rounds.deadline": 120.0, "rounds.late": "partial", "train.local-epochs": 200_000}
+    with running(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 1})) as process:
         ended(process, 400)
-    rows = [row for row in rows_of(tmp_path / "r" / "time.csv") if row["round"] == "2"]
+    rows = rows_of(tmp_path / "r" / "time.csv")
     assert {row["fate"] for row in rows} == {"used"}
     for row in rows:
         assert 0 < float(row["share"]) < 1
-        assert float(row["arrived"]) - float(row["asked"]) <= 60
+        assert float(row["arrived"]) - float(row["asked"]) <= 120
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
