@@ -5,6 +5,7 @@ from typing import Any
 from fedapps.algorithms.common.steps import Tensors
 from fedapps.algorithms.contract.sent import DITTO_MUS, DittoSent
 from fedapps.clients.base.data import Split
+from fedapps.clients.base.together import at_once
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer
 from fedapps.clients.families.personal_model import PersonalClient
@@ -25,17 +26,20 @@ class DittoClient(PersonalClient):
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained global model; store v, one for each mu to choose from."""
         self._anchor, sent = None, DittoSent.from_config(config)
-        reply = super().fit(parameters, config)
         own = dict(config) | ({"local-epochs": sent.epochs} if sent.epochs else {})
-        losses = {}
-        for mu in DITTO_MUS if sent.choose else (sent.mu,):
-            set_arrays(self.model, parameters)
-            self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
-            own[DittoSent.key("mu")] = mu
-            if (kept := self.kept(own, before=True)) is not None:
-                set_arrays(self.model, kept)
-            losses[mu] = self.train(own)
-            self.store.save(self.kept_as, get_arrays(self.model), config)
+        losses, personal = {}, {}
+        with at_once():
+            reply = super().fit(parameters, config)
+            for mu in DITTO_MUS if sent.choose else (sent.mu,):
+                set_arrays(self.model, parameters)
+                self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
+                own[DittoSent.key("mu")] = mu
+                if (kept := self.kept(own, before=True)) is not None:
+                    set_arrays(self.model, kept)
+                losses[mu] = self.train(own)
+                personal[self.kept_as] = get_arrays(self.model)
+        for name, v in personal.items():
+            self.store.save(name, v, config)
         return reply[0], reply[1], {**reply[2], "personal-loss": losses[sent.mu]}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:

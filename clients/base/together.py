@@ -10,10 +10,12 @@ as every client is: the same message and state have the same answer, and what a 
 call has written is dropped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
@@ -28,29 +30,34 @@ class Work(Protocol):
     def nbytes(self) -> int:
         """The bytes that it holds."""
 
+    def undone(self) -> Any:
+        """Return what stands for the result until it is known."""
+
     @staticmethod
     def done(together: Sequence[Any]) -> list[Any]:
         """Return the results of several."""
 
 
 class Waiting(BaseException):
-    """A call stops: its work waits for that of others. No ``except Exception`` of a
+    """A call stops: its works wait for those of others. No ``except Exception`` of a
     client's may take it for a failure.
     """
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.works = works
 
 
 @dataclass
 class Attempt:
     """A call that is being made; ``results``: of its works, and of what it computes
-    :func:`once`, up to here. ``alone``: it waits for no other.
+    :func:`once`, up to here. ``alone``: it waits for no other. ``at_once``: the works
+    for which it stops at the end of a block.
     """
 
     alone: bool = False
     results: list[Any] = field(default_factory=list)
     place: int = 0
+    at_once: list[Work] | None = None
 
 
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -79,6 +86,7 @@ def once(function: Callable[[], T]) -> T:
     attempt = _attempt.get()
     if attempt is None or attempt.alone:
         return function()
+    assert not attempt.at_once, "within at_once, what is computed once comes before works"
     if (found := known()) is None:
         attempt.results.append(found := alone(function))
         attempt.place += 1
@@ -92,7 +100,29 @@ def result(work: Work) -> Any:
     attempt = _attempt.get()
     if attempt is None or attempt.alone:
         return work.done([work])[0]
-    raise Waiting(work)
+    if attempt.at_once is None:
+        raise Waiting([work])
+    attempt.at_once.append(work)
+    return work.undone()
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Let the call stop once for all works of the block, of which none needs another's
+    result. Until it is made again, the block has what stands for their results, which
+    it must not store.
+    """
+    attempt = _attempt.get()
+    if attempt is None or attempt.alone:
+        yield
+        return
+    works = attempt.at_once = list[Work]()
+    try:
+        yield
+    finally:
+        attempt.at_once = None
+    if works:
+        raise Waiting(works)
 
 
 def one_of_many(function: Callable[..., T]) -> Callable[..., T]:
@@ -123,7 +153,7 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
     the second begins when the first has ended.
     """
     results: list[T | None] = []
-    waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Work]] = {}
+    waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Sequence[Work]]] = {}
     keys, held = set[Hashable](), 0
 
     def make(place: int, key: Hashable, call: Callable[[], T], attempt: Attempt) -> None:
@@ -131,7 +161,7 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         try:
             results[place] = call()
         except Waiting as stopped:
-            waiting[place] = key, call, attempt, stopped.work
+            waiting[place] = key, call, attempt, stopped.works
         finally:
             _attempt.reset(before)
 
@@ -142,11 +172,10 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         while waiting:
             stopped = list(waiting.items())
             waiting.clear()
-            works = [work for _, (*_, work) in stopped]
-            for (place, (key, call, attempt, _)), one in zip(
-                stopped, works[0].done(works), strict=True
-            ):
-                attempt.results.append(one)
+            all_works = [work for _, (*_, works) in stopped for work in works]
+            found = iter(all_works[0].done(all_works))
+            for place, (key, call, attempt, works) in stopped:
+                attempt.results.extend(islice(found, len(works)))
                 make(place, key, call, attempt)
 
     for place, (key, call) in enumerate(calls):
@@ -156,6 +185,6 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         make(place, key, call, Attempt())
         if place in waiting:
             keys.add(key)
-            held += waiting[place][-1].nbytes
+            held += sum(work.nbytes for work in waiting[place][-1])
     finish()
     return results  # type: ignore[return-value]  # all calls have ended

@@ -318,6 +318,9 @@ class Doubled:
     def __init__(self, number: int) -> None:
         self.number = number
 
+    def undone(self) -> int:
+        return 0
+
     @staticmethod
     def done(together: Sequence["Doubled"]) -> list[int]:
         return [2 * work.number for work in together]
@@ -340,6 +343,17 @@ def test_a_call_that_is_made_again_computes_once() -> None:
         [n, 2 * n, n + 10, 2 * n + 20] for n in (1, 2, 3)
     ]
     assert sorted(made) == [1, 2, 3, 11, 12, 13]
+
+
+def test_a_call_stops_once_for_works_that_need_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ditto's clients come for their global model and three personal ones at once."""
+    counted, done = [], cohorts.Training.done
+    counting = staticmethod(lambda works: (counted.append(len(works)), done(works))[1])
+    monkeypatch.setattr(cohorts.Training, "done", counting)
+    config = PLAIN | DittoSent(1.0, 0, choose=True).to_config()
+    many = [client(DittoClient, place, RecordDict(), small_net(0)) for place in (0, 1)]
+    together((one, partial(one.fit, get_arrays(small_net(5)), config)) for one in many)
+    assert counted == [2 * 4]
 
 
 def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
