@@ -37,10 +37,24 @@ def effective_steps(steps: int, momentum: float) -> float:
     return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
-def samples_within(share: float, samples: int, batch_size: int, epochs: int) -> int:
+def samples_within(share: float, samples: int, batch_size: int, epochs: float) -> int:
     """Return how many samples the whole steps hold that fit into a ``share`` of a
     training: epochs of ``samples`` samples each, in mini-batches of which the last of
     an epoch may be smaller.
     """
-    whole, rest = divmod(int(share * samples * epochs + 1e-6), samples)
+    whole, rest = divmod(int(share * samples * epochs + 1e-6), max(1, samples))
     return whole * samples + rest - rest % batch_size
+
+
+def samples_of(epochs: float, samples: int, batch_size: int) -> int:
+    """Return how many samples a training goes through: those of the whole steps that
+    fit into the epochs, of the first step at least.
+    """
+    return max(samples_within(1.0, samples, batch_size, epochs), min(batch_size, samples))
+
+
+def passes(epochs: float, samples: int, batch_size: int) -> tuple[int, int]:
+    """Return the whole passes over the samples of a training, and how many samples a
+    last pass in part goes through.
+    """
+    return divmod(samples_of(epochs, samples, batch_size), max(1, samples))

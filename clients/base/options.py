@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fedapps.algorithms.common.options import Options, nearest, option
-from fedapps.algorithms.common.schedule import decayed, effective_steps
+from fedapps.algorithms.common.schedule import decayed, effective_steps, passes
 from fedapps.algorithms.contract.sent import METHOD, Config as Config, RoundFacts, Scoring, Sent
 
 #: Names of options in other projects.
@@ -52,7 +52,12 @@ class TrainOptions(Options, Sent):
         open_high=True,
     )
     weight_decay: float = option(1e-4, "weight decay", low=0)
-    local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
+    local_epochs: float = option(
+        10.0,
+        "E, passes over a client's samples in a round; 0.5: half of one's steps",
+        low=0,
+        open_low=True,
+    )
     batch_size: int = option(10, "B, samples per step", low=1)
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
     compile: str = option(
@@ -75,6 +80,12 @@ class TrainOptions(Options, Sent):
         choices=("float32", BF16),
     )
 
+    def __post_init__(self) -> None:
+        """Check the options; whole epochs are an ``int``, which own loops count."""
+        super().__post_init__()
+        if self.local_epochs == int(self.local_epochs):
+            object.__setattr__(self, "local_epochs", int(self.local_epochs))
+
     def rate(self, server_round: int) -> float:
         """Return the learning rate of a round (the first is 1)."""
         return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
@@ -83,9 +94,9 @@ class TrainOptions(Options, Sent):
         """Return the effective number of steps of a round on ``num_samples`` training
         samples.
         """
-        return effective_steps(
-            self.local_epochs * -(-num_samples // self.batch_size), self.momentum
-        )
+        whole, rest = passes(self.local_epochs, num_samples, self.batch_size)
+        steps = whole * -(-num_samples // self.batch_size) + -(-rest // self.batch_size)
+        return effective_steps(steps, self.momentum)
 
 
 @cache

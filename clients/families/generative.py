@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedapps.algorithms.common.schedule import samples_of
 from fedapps.clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from fedapps.clients.fedavg import FedAvgClient
 
@@ -52,7 +53,9 @@ class GeneratorClient(FedAvgClient):
             for x, y in batches:
                 if len(y) > 1:  # batch normalisation needs two samples
                     total += step(x, y) * len(y)
-        return float(total) / (len(self.data.train) * options.local_epochs)
+        return float(total) / samples_of(
+            options.local_epochs, len(self.data.train), options.batch_size
+        )
 
     @abstractmethod
     def steps(self, options: TrainOptions, rate: float) -> Any:

@@ -58,7 +58,8 @@ class Around(FedAvgClient):
         named = self.loop.parameters()
         penalty = self.penalty([p.detach() for p in named.values()], config)
         change = adding(penalty, list(named))
-        return self.loop.call(self.model, TrainOptions.from_config(config).local_epochs, change)
+        epochs = int(TrainOptions.from_config(config).local_epochs)  # the user's own number
+        return self.loop.call(self.model, epochs, change)
 
     def before(self, config: Config) -> dict[str, float]:
         """Return nothing: the client has no samples."""

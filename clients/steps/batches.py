@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedapps.algorithms.common.schedule import passes
 from fedapps.algorithms.common.steps import Eager, Epochs, Problem, in_batches
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import TrainOptions, trainable
@@ -27,10 +28,11 @@ def drawn(data: Split, rows: NDArray[np.int64], rng: np.random.Generator) -> tup
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
     """Yield all samples (x, y), once for each of ``local_epochs`` epochs, each time in
-    a new random order.
+    a new random order; of the last, if epochs are not whole, those of its steps.
     """
-    for _ in range(options.local_epochs):
-        yield drawn(data, rng.permutation(len(data)), rng)
+    whole, rest = passes(options.local_epochs, len(data), options.batch_size)
+    for size in [len(data)] * whole + [rest] * bool(rest):
+        yield drawn(data, rng.permutation(len(data))[:size], rng)
 
 
 def mini_batches(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fedapps.algorithms.common.schedule import samples_within
+from fedapps.algorithms.common.schedule import samples_of, samples_within
 from fedapps.algorithms.common.steps import Epochs, batch_sizes
 from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.clients.base.options import TrainOptions
@@ -32,13 +32,18 @@ class Part:
     done: int = 0
     began: float = field(default_factory=lambda: time.monotonic())
 
+    @property
+    def whole(self) -> int:
+        """The samples of the whole training."""
+        return samples_of(self.options.local_epochs, self.samples, self.options.batch_size)
+
     def of(self, epochs: Epochs) -> Epochs:
         """Yield the samples (x, y) of the steps: whole epochs and a part of the last;
         if seconds are given, in pieces, of which the next one is begun if it would end
         in time, taking as long as the one before.
         """
         share, seconds = self.work.share, self.work.seconds
-        limit, size = self.samples * self.options.local_epochs, self.options.batch_size
+        limit, size = self.whole, self.options.batch_size
         if share is not None:
             limit = samples_within(share, self.samples, size, self.options.local_epochs)
             limit = max(limit, min(size, self.samples))
@@ -63,6 +68,6 @@ class Part:
 
     def came(self, done: int) -> PartialWork:
         """Return what the reply says about the work: ``done`` samples."""
-        share = min(1.0, done / (self.samples * self.options.local_epochs))
+        share = min(1.0, done / self.whole)
         timed = self.work.seconds is not None
         return PartialWork(share, time.monotonic() - self.began if timed else None)

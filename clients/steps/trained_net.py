@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedapps.algorithms.common.schedule import passes
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import (
     Eager,
@@ -131,8 +132,9 @@ class TrainedNet(ScoredNet):
 
     def steps_of(self, options: TrainOptions) -> int:
         """Return the number of steps of a round."""
-        sizes = batch_sizes(self.data.train.x, options.batch_size, self.model)
-        return len(sizes) * options.local_epochs
+        x, size = self.data.train.x, options.batch_size
+        whole, rest = passes(options.local_epochs, len(x), size)
+        return whole * len(batch_sizes(x, size, self.model)) + -(-rest // size)
 
 
 def why_all_steps(kind: type[TrainedNet]) -> str:

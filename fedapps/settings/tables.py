@@ -159,11 +159,15 @@ def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
         raise UserError(f"{prefix}{error}") from None
 
 
+#: Settings that are whole by default and need not be.
+FRACTIONS = ("train.local-epochs",)
+
+
 def typed(key: str, value: Any, default: Value) -> Value:
     """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is
     accepted for a float, and a number for text: layers and columns may be called 3.
     """
-    wanted = type(default)
+    wanted = float if key in FRACTIONS else type(default)
     if wanted is str and type(value) in (int, float):
         return str(value)
     if wanted is float and type(value) is int:

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.fleet import Fleet
-from fedapps.algorithms.common.schedule import samples_within
+from fedapps.algorithms.common.schedule import samples_of, samples_within
 from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes
@@ -258,10 +258,11 @@ def whole_steps(question: Message, work: float, share: float) -> float:
     """Return the share of the whole steps in a ``share`` of a training; ``work``: its
     samples times epochs. Without a ``batch-size`` in the message, a step is an epoch.
     """
-    epochs = round(epochs_of(question))
+    epochs = epochs_of(question)
     samples = max(1, round(work / epochs))
     batch_size = int(_of_config(question, "batch-size", samples))
-    return samples_within(share, samples, batch_size, epochs) / (samples * epochs)
+    whole = samples_of(epochs, samples, batch_size)
+    return samples_within(share, samples, batch_size, epochs) / whole
 
 
 def epochs_of(question: Message) -> float:

@@ -300,8 +300,8 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
 
 
 def test_sites_stop_their_training_in_time(deployment, tmp_path):
-    # a training would take an hour. On a busy machine 40 s pass until it starts: a site that
-    # was never timed leaves 60 % of the deadline for that
+    # a training would take an hour. On a busy machine 40 s pass until it starts: a site
+    # that was never timed leaves 60 % of the deadline for that
     settings = {"rounds.deadline": 120.0, "rounds.late": "partial", "train.local-epochs": 200_000}
     with running(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 1})) as process:
         ended(process, 400)

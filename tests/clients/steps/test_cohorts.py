@@ -130,7 +130,7 @@ METHODS: dict[str, tuple[type[FedAvgClient], dict[str, Any]]] = {
     "fedavg": (FedAvgClient, {}),
     "momentum 0, bounded": (FedAvgClient, {"momentum": 0.0, "max-gradient-norm": 0.1}),
     "adam": (FedAvgClient, {"optimizer": "adamw", "max-gradient-norm": 0.5}),
-    "a part of the round": (FedAvgClient, {"work-share": 0.4}),
+    "a part of the round": (FedAvgClient, {"work-share": 0.4, "local-epochs": 2.6}),
     "all rows at once": (FedAvgClient, {"batch-size": 1000}),
     "pairs": (FedAvgClient, {"batch-size": 2}),
     "propfair": (PropFairClient, PropFairSent(2.0).to_config()),

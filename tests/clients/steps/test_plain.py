@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedapps import clients, strategies
 from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.schedule import effective_steps
 from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.algorithms.common.steps import Eager
 from fedapps.algorithms.contract.sent import PartialWork, Sent
@@ -276,6 +277,19 @@ def test_a_share_is_the_first_steps_of_the_whole_training(steps, extra):
 def test_at_least_one_step_is_taken():
     arrays, *_ = client().fit(start(), {**TOLD, "work-share": 0.01})
     assert_arrays(arrays, after(1)[0])
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("epochs", "steps"), [(0.01, 1), (0.9, 2), (1.0, 3), (1.4, 4), (1.9, 5)])
+def test_epochs_in_part_are_the_first_steps_of_whole_ones(epochs, steps, half):
+    told = {**TOLD, "local-epochs": epochs}
+    arrays, _, metrics = client().fit(start(), told | ({"work-share": 1.0} if half else {}))
+    wanted, loss = after(steps)
+    assert_arrays(arrays, wanted)
+    options = TrainOptions.from_config(told)
+    assert (metrics["loss"], client().steps_of(options)) == (loss, steps)
+    assert options.effective_steps(25) == effective_steps(steps, 0.9)
+    assert type(options.local_epochs) is (int if epochs == 1 else float)  # for range(...)
 
 
 class Hands:
