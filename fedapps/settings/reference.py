@@ -11,7 +11,7 @@ from typing import Any
 from fedapps.algorithms.common.options import Declared, kebab, nearest
 from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
-from fedapps.settings.tables import CONFIGURED, option_tables
+from fedapps.settings.tables import CONFIGURED, FRACTIONS, option_tables, typed
 from fedapps.toml_text import Value, toml_value
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -55,7 +55,8 @@ def _setting(table: str, part: Any) -> Setting:
     setting = Setting(
         table, kebab(part.name), part.default, part.metadata.get("option", Declared(""))
     )
-    return replace(setting, default=CONFIGURED.get(setting.key, setting.default))
+    default = int(part.default) if setting.key in FRACTIONS else part.default
+    return replace(setting, default=CONFIGURED.get(setting.key, default))
 
 
 def by_table(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
@@ -88,7 +89,7 @@ def chosen(settings: Sequence[Setting], words: Iterable[str]) -> list[Setting]:
 def described(setting: Setting) -> str:
     """Return two lines: key, type, default and allowed values; and the help text."""
     facts = [
-        TYPES[type(setting.default)],
+        TYPES[type(typed(setting.key, setting.default, setting.default))],
         f"default {toml_value(setting.default)}",
         setting.declared.allowed,
     ]
