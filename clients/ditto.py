@@ -1,11 +1,13 @@
 """Ditto's client; source and equations: ``strategies/ditto.py``."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fedapps.algorithms.common.steps import Tensors
 from fedapps.algorithms.contract.sent import DITTO_MUS, DittoSent
 from fedapps.clients.base.data import Split
-from fedapps.clients.base.together import at_once
+from fedapps.clients.base.together import branches
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer
 from fedapps.clients.families.personal_model import PersonalClient
@@ -26,21 +28,28 @@ class DittoClient(PersonalClient):
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained global model; store v, one for each mu to choose from."""
         self._anchor, sent = None, DittoSent.from_config(config)
-        own = dict(config) | ({"local-epochs": sent.epochs} if sent.epochs else {})
-        losses, personal = {}, {}
-        with at_once():
-            reply = super().fit(parameters, config)
-            for mu in DITTO_MUS if sent.choose else (sent.mu,):
-                set_arrays(self.model, parameters)
-                self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
-                own[DittoSent.key("mu")] = mu
-                if (kept := self.kept(own, before=True)) is not None:
-                    set_arrays(self.model, kept)
-                losses[mu] = self.train(own)
-                personal[self.kept_as] = get_arrays(self.model)
-        for name, v in personal.items():
+        mus = DITTO_MUS if sent.choose else (sent.mu,)
+        fits: list[Callable[[], Any]] = [partial(super().fit, parameters, config)]
+        fits += [partial(self.personal, mu, parameters, config) for mu in mus]
+        reply, *trained = branches(fits)
+        for name, v, _ in trained:
             self.store.save(name, v, config)
-        return reply[0], reply[1], {**reply[2], "personal-loss": losses[sent.mu]}
+        loss = trained[mus.index(sent.mu)][-1]
+        return reply[0], reply[1], {**reply[2], "personal-loss": loss}
+
+    def personal(self, mu: float, parameters: Arrays, config: Config) -> tuple[str, Arrays, float]:
+        """Return the name of the v of mu in the store, v after its training, and the
+        loss.
+        """
+        sent = DittoSent.from_config(config)
+        own = {**config, DittoSent.key("mu"): mu}
+        own |= {"local-epochs": sent.epochs} if sent.epochs else {}
+        set_arrays(self.model, parameters)
+        self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
+        if (kept := self.kept(own, before=True)) is not None:
+            set_arrays(self.model, kept)
+        loss = self.train(own)
+        return self.kept_as, get_arrays(self.model), loss
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Return the metrics of the personal model with the mu that was sent, or, if

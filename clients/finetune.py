@@ -1,11 +1,12 @@
 """Fine-tuning's client; contract: ``strategies/finetune.py``."""
 
+from functools import partial
 from typing import Any
 
 from fedapps.algorithms.contract.sent import FINETUNE_EPOCHS, FinetuneSent
 from fedapps.clients.base.data import Split
-from fedapps.clients.base.together import at_once
-from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
+from fedapps.clients.base.together import branches
+from fedapps.clients.base.training import Arrays, Config, set_arrays
 from fedapps.clients.families.candidates import answer
 from fedapps.clients.families.personal_model import PersonalClient
 
@@ -24,20 +25,18 @@ class FinetuneClient(PersonalClient):
         """
         if FinetuneSent.from_config(config).epochs >= 0:
             return super().evaluate(parameters, config)
-        return answer(self.data, lambda own: self.losses(parameters, own, config))
+        return answer(
+            self.data,
+            lambda own: branches(
+                [partial(self.loss_after, parameters, e, own, config) for e in FINETUNE_EPOCHS]
+            ),
+        )
 
-    def losses(self, parameters: Arrays, split: Split, config: Config) -> list[float]:
-        """Return the losses of the received model after each of ``FINETUNE_EPOCHS``."""
-        models, losses = [], []
-        with at_once():
-            for epochs in FINETUNE_EPOCHS:
-                set_arrays(self.model, parameters)
-                self.take_own({**config, self.epochs_before_use: epochs})
-                models.append(get_arrays(self.model))
-        for model in models:
-            set_arrays(self.model, model)
-            losses.append(float(self.score(split)["loss"]))
-        return losses
+    def loss_after(self, parameters: Arrays, epochs: int, split: Split, config: Config) -> float:
+        """Return the loss of the received model after some epochs."""
+        set_arrays(self.model, parameters)
+        self.take_own({**config, self.epochs_before_use: epochs})
+        return float(self.score(split)["loss"])
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Train ``self.model`` for the epochs of fine-tuning; return their number."""

@@ -10,12 +10,10 @@ as every client is: the same message and state have the same answer, and what a 
 call has written is dropped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
@@ -30,34 +28,36 @@ class Work(Protocol):
     def nbytes(self) -> int:
         """The bytes that it holds."""
 
-    def undone(self) -> Any:
-        """Return what stands for the result until it is known."""
-
     @staticmethod
     def done(together: Sequence[Any]) -> list[Any]:
         """Return the results of several."""
 
 
 class Waiting(BaseException):
-    """A call stops: its works wait for those of others. No ``except Exception`` of a
-    client's may take it for a failure.
+    """A call stops: its works, each with the attempt that gets the result, wait for
+    those of others. No ``except Exception`` of a client's may take it for a failure.
     """
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: "Sequence[tuple[Attempt, Work]]") -> None:
         self.works = works
 
 
 @dataclass
 class Attempt:
     """A call that is being made; ``results``: of its works, and of what it computes
-    :func:`once`, up to here. ``alone``: it waits for no other. ``at_once``: the works
-    for which it stops at the end of a block.
+    :func:`once`, up to here. ``alone``: it waits for no other.
     """
 
     alone: bool = False
     results: list[Any] = field(default_factory=list)
     place: int = 0
-    at_once: list[Work] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """In place of a result: the error of the work, which its own call raises."""
+
+    error: Exception
 
 
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -76,7 +76,10 @@ def known() -> Any:
     if attempt is None or attempt.place == len(attempt.results):
         return None
     attempt.place += 1
-    return attempt.results[attempt.place - 1]
+    found = attempt.results[attempt.place - 1]
+    if isinstance(found, Failure):
+        raise found.error
+    return found
 
 
 def once(function: Callable[[], T]) -> T:
@@ -86,7 +89,6 @@ def once(function: Callable[[], T]) -> T:
     attempt = _attempt.get()
     if attempt is None or attempt.alone:
         return function()
-    assert not attempt.at_once, "within at_once, what is computed once comes before works"
     if (found := known()) is None:
         attempt.results.append(found := alone(function))
         attempt.place += 1
@@ -100,29 +102,31 @@ def result(work: Work) -> Any:
     attempt = _attempt.get()
     if attempt is None or attempt.alone:
         return work.done([work])[0]
-    if attempt.at_once is None:
-        raise Waiting([work])
-    attempt.at_once.append(work)
-    return work.undone()
+    raise Waiting([(attempt, work)])
 
 
-@contextmanager
-def at_once() -> Iterator[None]:
-    """Let the call stop once for all works of the block, of which none needs another's
-    result. Until it is made again, the block has what stands for their results, which
-    it must not store.
+def branches(functions: Sequence[Callable[[], T]]) -> list[T]:
+    """Return the results of functions of which none needs another's, nor the state in
+    which it leaves what they share: the call stops for the works of all at once.
     """
     attempt = _attempt.get()
     if attempt is None or attempt.alone:
-        yield
-        return
-    works = attempt.at_once = list[Work]()
-    try:
-        yield
-    finally:
-        attempt.at_once = None
+        return [function() for function in functions]
+    if (attempts := known()) is None:
+        attempt.results.append(attempts := [Attempt() for _ in functions])
+        attempt.place += 1
+    results, works = list[T](), list[tuple[Attempt, Work]]()
+    for function, own in zip(functions, attempts, strict=True):
+        own.place, before = 0, _attempt.set(own)
+        try:
+            results.append(function())
+        except Waiting as stopped:
+            works.extend(stopped.works)
+        finally:
+            _attempt.reset(before)
     if works:
         raise Waiting(works)
+    return results
 
 
 def one_of_many(function: Callable[..., T]) -> Callable[..., T]:
@@ -148,12 +152,22 @@ def alone(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         _attempt.reset(before)
 
 
+def _done(works: Sequence[Work]) -> list[Any]:
+    """Return the results of all works; if one fails, of each alone."""
+    try:
+        return works[0].done(works)
+    except Exception as error:
+        if len(works) == 1:
+            return [Failure(error)]
+        return [result for work in works for result in _done([work])]
+
+
 def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
     """Return the results of the calls, in their order. Of two calls with the same key,
     the second begins when the first has ended.
     """
     results: list[T | None] = []
-    waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Sequence[Work]]] = {}
+    waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Waiting]] = {}
     keys, held = set[Hashable](), 0
 
     def make(place: int, key: Hashable, call: Callable[[], T], attempt: Attempt) -> None:
@@ -161,7 +175,7 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         try:
             results[place] = call()
         except Waiting as stopped:
-            waiting[place] = key, call, attempt, stopped.works
+            waiting[place] = key, call, attempt, stopped
         finally:
             _attempt.reset(before)
 
@@ -172,10 +186,10 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         while waiting:
             stopped = list(waiting.items())
             waiting.clear()
-            all_works = [work for _, (*_, works) in stopped for work in works]
-            found = iter(all_works[0].done(all_works))
-            for place, (key, call, attempt, works) in stopped:
-                attempt.results.extend(islice(found, len(works)))
+            pairs = [pair for _, (*_, one) in stopped for pair in one.works]
+            for (attempt, _), found in zip(pairs, _done([w for _, w in pairs]), strict=True):
+                attempt.results.append(found)
+            for place, (key, call, attempt, _) in stopped:
                 make(place, key, call, attempt)
 
     for place, (key, call) in enumerate(calls):
@@ -185,6 +199,6 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
         make(place, key, call, Attempt())
         if place in waiting:
             keys.add(key)
-            held += sum(work.nbytes for work in waiting[place][-1])
+            held += sum(work.nbytes for _, work in waiting[place][-1].works)
     finish()
     return results  # type: ignore[return-value]  # all calls have ended

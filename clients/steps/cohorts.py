@@ -13,8 +13,9 @@ others of its cohort: sizes follow from its own samples, and a client alone is t
 ones. They differ from those of steps that are taken one by one in the last bits.
 """
 
+import itertools
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -37,7 +38,7 @@ from fedapps.algorithms.common.steps import (
     numbers_of,
     tensors_of,
 )
-from fedapps.clients.base.together import is_together, known, result
+from fedapps.clients.base.together import MOST_BYTES, is_together, known, result
 from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
 
@@ -93,6 +94,11 @@ class Training:
         """The samples of a mini-batch with padding."""
         return rows_of(max((len(y) for _, y in self.samples), default=1), self.batch_size)
 
+    @property
+    def padded(self) -> int:
+        """The bytes of the samples of all steps with padding."""
+        return len(self.numbers) * self.rows * sum(t[:1].nbytes for t in self.samples[0])
+
     @cached_property
     def fixed(self) -> dict[str, Any]:
         """The numbers that are the same in all steps."""
@@ -100,12 +106,12 @@ class Training:
         return {n: v for n, v in first.items() if all(of[n] == v for of in self.numbers)}
 
     @cached_property
-    def kernel(self) -> Kernel | None:
-        """The gradients of the net, or ``None`` if they are not taken together."""
-        if not self.numbers:
-            return None
+    def kernel(self) -> Kernel:
+        """The gradients of the net."""
         x, y = self.samples[0]
-        return kernel_of(self.problem, x[:1], y[:1], self.rows)
+        kernel = kernel_of(self.problem, x[:1], y[:1], self.rows)
+        assert kernel is not None
+        return kernel
 
     @cached_property
     def key(self) -> Hashable:
@@ -117,10 +123,6 @@ class Training:
         fixed = tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in self.fixed.items())
         return id(self.kernel), self.step, self.rows, shapes, fixed, len(self.others)
 
-    def undone(self) -> Result:
-        """Return the tensors as they are."""
-        return Result(self.changed, 0.0, 0)
-
     @staticmethod
     def done(together: Sequence["Training"]) -> list[Result]:
         """Take the steps of clients, by cohorts."""
@@ -129,10 +131,13 @@ class Training:
         for place, training in enumerate(together):
             cohorts.setdefault(training.key, []).append(place)
         for places in cohorts.values():
-            members = [together[place] for place in places]
-            kernel = members[0].kernel
-            done = _by_cohort(kernel, members) if kernel else [_alone(one) for one in members]
-            results.update(zip(places, done, strict=True))
+            # the longest first, so that those who are done leave at the end
+            places.sort(key=lambda place: -len(together[place].numbers))
+            for some in _bounded(places, together):
+                members = [together[place] for place in some]
+                with stacked():
+                    ended = _Cohort(members[0].kernel, members).ended()
+                results.update(zip(some, ended, strict=True))
         return [results[place] for place in range(len(together))]
 
 
@@ -154,7 +159,13 @@ class Cohorts:
         if (before := known()) is not None:  # the call is made again
             written: tuple[float, int] = before.written(state)
             return written
-        samples = [(x, y) for x, y in epochs if len(y)]
+        if (first := next(((x, y) for x, y in epochs if len(y)), None)) is None:
+            return 0.0, 0
+        x, y = first
+        if kernel_of(problem, x[:1], y[:1], rows_of(len(y), batch_size)) is None:
+            every = (pair for pair in itertools.chain([first], epochs))
+            return Eager.run(problem, step, state, every, batch_size, moving)
+        samples = [first, *((x, y) for x, y in epochs if len(y))]
         steps = sum(-(-len(y) // batch_size) for _, y in samples)
         named, fixed = problem.module.named_parameters(), numbers_of(state)
         changed, read = (
@@ -206,30 +217,17 @@ def rows_of(samples: int, batch_size: int) -> int:
     return -(-min(batch_size, 1 << (samples - 1).bit_length()) // 4) * 4
 
 
-def _alone(one: Training) -> Result:
-    """Take the steps one by one."""
-    places = dict(one.problem.module.named_parameters())
-    for name in one.problem.moving:
-        del places[name]
-    torch._foreach_copy_([p.detach() for p in places.values()], one.others) if places else None
-    total, samples = Eager.run(
-        one.problem,
-        one.step,
-        {**one.changed, **{name: tuple(tensors) for name, tensors in one.read.items()}},
-        (pair for pair in one.samples),
-        one.batch_size,
-        one.numbers.__getitem__,
-    )
-    return Result(one.changed, total, samples)
-
-
-def _by_cohort(kernel: Kernel, members: Sequence[Training]) -> list[Result]:
-    # the longest first, so that those who are done leave at the end
-    order = sorted(range(len(members)), key=lambda place: -len(members[place].numbers))
-    sorted_ = [members[place] for place in order]
-    with stacked():
-        ended = _Cohort(kernel, sorted_).ended()
-    return [ended[order.index(place)] for place in range(len(members))]
+def _bounded(places: Sequence[int], together: Sequence[Training]) -> Iterator[list[int]]:
+    """Yield the clients in cohorts whose samples, padded to the steps of the first one,
+    which takes the most, are no more than ``MOST_BYTES``, or one client's.
+    """
+    some: list[int] = []
+    for place in places:
+        if some and (len(some) + 1) * together[some[0]].padded > MOST_BYTES:
+            yield some
+            some = []
+        some.append(place)
+    yield some
 
 
 class _Cohort:

@@ -20,6 +20,7 @@ from torch.fx.graph import CodeGen
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.precision import Bfloat16
 from fedapps.algorithms.common.steps import Problem, Tensors
 
@@ -31,7 +32,9 @@ PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79
 #: draws, or which keep something.
 REFUSED = (nn.RNNBase, nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _operations: WeakKeyDictionary[nn.Module, tuple[type, int | None]] = WeakKeyDictionary()
-_facts: WeakKeyDictionary[nn.Module, tuple[Hashable, ...]] = WeakKeyDictionary()
+_facts: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+#: What every module keeps.
+OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _kernels: dict[Hashable, "Kernel | None"] = {}
 
 
@@ -56,6 +59,8 @@ def _counted(net: nn.Module) -> int | None:
         and not list(net.buffers())
         and not any(isinstance(m, (*REFUSED, Bfloat16)) for m in net.modules())
         and not any(isinstance(value, Tensor) for value in kept)
+        and not any(m._backward_hooks or m._backward_pre_hooks for m in net.modules())
+        and not any(p._backward_hooks for p in net.parameters())  # vmap passes them by
     )
     return sum(2 * m.weight.numel() for m in layers) if fits else None  # type: ignore[misc,operator]
 
@@ -68,6 +73,26 @@ def plain_facts(module: nn.Module) -> list[str]:
     return [f"{k}={v!r}" for k, v in sorted(vars(module).items()) if isinstance(v, kinds)]
 
 
+def facts_of(net: nn.Module) -> Hashable:
+    """Return all that a net's modules are and keep, besides parameters; equal for nets
+    with the same outputs.
+    """
+    net.train()
+    return tuple(
+        (name, type(m), *((k, _fact(v)) for k, v in vars(m).items() if k not in OF_MODULES))
+        for name, m in net.named_modules()
+    )
+
+
+def _fact(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        value = tuple(value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_fact, value))
+    # what is not hashable is of this net alone
+    return (type(value), value) if isinstance(value, Hashable) else object()
+
+
 def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | None":
     """Return the kernel for a problem and samples like x (1, ...), y (1, ...) in
     mini-batches of ``rows``; ``None`` if vmap refuses the net or the loss, or the
@@ -75,8 +100,7 @@ def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | No
     """
     net = problem.module
     if net not in _facts:
-        net.train()
-        _facts[net] = tuple((n, type(m), *plain_facts(m)) for n, m in net.named_modules())
+        _facts[net] = facts_of(net)
     sizes = tuple(p.shape for p in net.parameters())
     key = (
         _facts[net],
@@ -89,7 +113,11 @@ def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | No
     if key not in _kernels:
         if len(_kernels) >= 64:
             _kernels.pop(next(iter(_kernels)))
-        _kernels[key] = Kernel(problem) if _separate(net, x) else None
+        kernel, device = Kernel(problem), x.device
+        with torch_seeded(0, device):  # a net may draw
+            fits = _separate(net, x) and kernel.fits(net, x, y, rows)
+        fits = fits and facts_of(net) == _facts[net]  # nor does it count its calls
+        _kernels[key] = kernel if fits else None
     return _kernels[key]
 
 
@@ -129,6 +157,26 @@ class Kernel:
         self.calls = 0
         self.graph: GraphModule | None = None
         self.same: dict[int, bool] = {}
+
+    def fits(self, net: nn.Module, x: Tensor, y: Tensor, rows: int) -> bool:
+        """Return whether vmap finds the gradients of a mini-batch of copies of a sample
+        that a client alone has.
+        """
+        named = dict(net.named_parameters())
+        tensors = [named[name].detach() for name in (*self.moving, *self.names)]
+        x, y = (t.expand(rows, *t.shape[1:]).contiguous() for t in (x, y))
+        weights = torch.full((rows,), 1.0 / rows, device=y.device)
+        try:
+            stacked = [t.expand(2, *t.shape).contiguous() for t in (*tensors, x, y, weights)]
+            with torch.no_grad():
+                gradients = self.function(net)(*stacked)[1:]
+            with torch.enable_grad():
+                loss = self.surrogate(self.criterion(net(x), y))
+                own = torch.autograd.grad(loss, [named[name] for name in self.moving])
+        except Exception:  # vmap cannot take it
+            return False
+        pairs = zip(own, gradients, strict=True)
+        return all(torch.allclose(a, b[1], 1e-3, 1e-5, equal_nan=True) for a, b in pairs)
 
     def __call__(
         self, net: nn.Module, at: Tensors, others: Tensors, x: Tensor, y: Tensor, weights: Tensor

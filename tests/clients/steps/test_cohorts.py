@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 from torch import nn
+from torch.nn import functional
 
 from fedapps.algorithms.common.steps import Eager
 from fedapps.algorithms.contract.sent import (
@@ -249,15 +251,62 @@ def test_a_client_without_finite_numbers_leaves_the_others_alone(
     assert_replies(found, whole)
 
 
-class Centred(nn.Module):
-    """A net whose outputs for a sample depend on the others."""
+def test_an_error_of_one_client_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [client(FedAvgClient, number, RecordDict(), small_net(0)) for number in range(3)]
+    many[1].data.train.y[0] = 9  # there are three classes
 
-    def __init__(self) -> None:
+    def tried(one: FedAvgClient) -> Any:
+        try:
+            return one.fit(get_arrays(small_net(5)), PLAIN)[0]
+        except (IndexError, RuntimeError) as error:
+            return str(error)
+
+    found = together((one, partial(tried, one)) for one in many)
+    assert "out of bounds" in found[1]
+    for place in (0, 2):
+        assert_arrays(found[place], together([(0, partial(tried, many[place]))])[0])
+
+
+class Changed(nn.Module):
+    """A layer whose inputs are changed by a function."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.layer = nn.Linear(7, 3)
+        self.layer, self.change = nn.Linear(7, 3), change
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x - x.mean(0))
+        return self.layer(self.change(x))
+
+
+def frozen() -> nn.Module:
+    net = nn.Linear(7, 3)
+    net.weight.register_hook(lambda gradient: gradient * 0)
+    return net
+
+
+def watched() -> nn.Module:
+    net = nn.Linear(7, 3)
+    net.register_full_backward_hook(lambda *_: None)
+    return net
+
+
+class Doubting(torch.autograd.Function):
+    """Looks at a gradient, which vmap cannot."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(lambda x: x.clone())
+    setup_context = staticmethod(lambda *_: None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (2 if gradient.sum() > 0 else 1)
+
+
+class Doubtful(nn.Linear):
+    """A layer with such a function after it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, Doubting.apply(super().forward(x)))
 
 
 @pytest.mark.parametrize(
@@ -280,14 +329,41 @@ def test_other_nets_take_their_steps_one_by_one(
     )
 
 
-def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Changed(lambda x: x - x.mean(0)),
+        lambda: Changed(partial(functional.dropout, p=0.5)),
+        frozen,
+        watched,
+        lambda: nn.Sequential(nn.Linear(7, 3), nn.Tanh(), Doubtful(3, 3)),
+    ],
+)
+def test_a_net_that_is_more_than_its_parameters_trains_as_alone(
+    make: Callable[[], nn.Module],
+) -> None:
+    """It looks at other samples, draws, has a hook or a gradient of its own."""
     own, replies = data(9, 0), []
     for many in (False, True):
         torch.manual_seed(0)
-        net = Centred()
+        net = make()
         of = FedAvgClient(lambda _, net=net: net, own)
         replies.append((one_of_many(of.fit) if many else of.fit)(get_arrays(net), PLAIN))
     assert_arrays(replies[0][0], replies[1][0])
+
+
+def test_a_recorded_graph_is_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "WARM_UP", 1)
+    found = []
+    for first in (torch.tanh, torch.relu):
+        stacked._kernels.clear()
+        for function in (first, torch.tanh):
+            torch.manual_seed(0)
+            net = Changed(function)
+            one = client(FedAvgClient, 0, RecordDict(), net)
+            (reply,) = together([(0, partial(one.fit, get_arrays(net), PLAIN))])
+        found.append(reply[0])
+    assert_arrays(*found)
 
 
 class HalfUsed(nn.Module):
@@ -364,8 +440,12 @@ def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         cohorts.Training, "done", staticmethod(lambda all_: sizes.append(len(all_)) or done(all_))
     )
+    monkeypatch.setattr(cohorts, "MOST_BYTES", 3000)
     assert_replies(fits(FedAvgClient, PLAIN), every)
     assert len(sizes) > 2
+    # one client with many steps does not pad all others
+    many = cast(Any, [SimpleNamespace(padded=bytes_) for bytes_ in (2000, 1000, 1000, 900, 100)])
+    assert list(cohorts._bounded(range(5), many)) == [[0], [1, 2, 3], [4]]
 
 
 def test_regression_and_fine_tuning_before_use() -> None:

@@ -158,9 +158,9 @@ def test_a_candidate_that_diverges_at_a_client_is_not_its_choice_and_no_failure(
     hit = next(i for i in plain if plain[i][2]["finetune-epochs"] == 8)
 
     class Diverging(FinetuneClient):
-        def losses(self, *args):
-            *others, after_eight = super().losses(*args)
-            return [*others, float("nan") if self.client_id == hit else after_eight]
+        def loss_after(self, parameters, epochs, split, config):
+            loss = super().loss_after(parameters, epochs, split, config)
+            return float("nan") if self.client_id == hit and epochs == 8 else loss
 
     _, rounds, seen, _ = run(Diverging)
     assert seen[hit][2]["finetune-epochs"] < 8
