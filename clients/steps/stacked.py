@@ -59,7 +59,6 @@ def _counted(net: nn.Module) -> int | None:
         and not list(net.buffers())
         and not any(isinstance(m, (*REFUSED, Bfloat16)) for m in net.modules())
         and not any(isinstance(value, Tensor) for value in kept)
-        and not any(m._backward_hooks or m._backward_pre_hooks for m in net.modules())
         and not any(p._backward_hooks for p in net.parameters())  # vmap passes them by
     )
     return sum(2 * m.weight.numel() for m in layers) if fits else None  # type: ignore[misc,operator]

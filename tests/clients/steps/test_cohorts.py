@@ -278,15 +278,12 @@ class Changed(nn.Module):
         return self.layer(self.change(x))
 
 
-def frozen() -> nn.Module:
+def watched(of_layer: bool) -> nn.Module:
     net = nn.Linear(7, 3)
-    net.weight.register_hook(lambda gradient: gradient * 0)
-    return net
-
-
-def watched() -> nn.Module:
-    net = nn.Linear(7, 3)
-    net.register_full_backward_hook(lambda *_: None)
+    if of_layer:
+        net.register_full_backward_hook(lambda *_: None)
+    else:
+        net.weight.register_hook(lambda _: None)
     return net
 
 
@@ -315,6 +312,7 @@ class Doubtful(nn.Linear):
         nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3)),
         nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5)),
         nn.Linear(7, 3).double(),
+        watched(False),
         nn.Sequential(nn.Linear(7, 3000), nn.Linear(3000, 3000), nn.Linear(3000, 3)),
     ],
 )
@@ -334,8 +332,7 @@ def test_other_nets_take_their_steps_one_by_one(
     [
         lambda: Changed(lambda x: x - x.mean(0)),
         lambda: Changed(partial(functional.dropout, p=0.5)),
-        frozen,
-        watched,
+        partial(watched, True),
         lambda: nn.Sequential(nn.Linear(7, 3), nn.Tanh(), Doubtful(3, 3)),
     ],
 )
