@@ -88,7 +88,7 @@ def _fact(value: Any) -> Hashable:
         value = tuple(value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(map(_fact, value))
-    # what is not hashable is of this net alone
+    # what cannot be compared is taken for changed
     return (type(value), value) if isinstance(value, Hashable) else object()
 
 
