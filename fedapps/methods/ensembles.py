@@ -2,7 +2,6 @@
 AFLBoost learn weights, FENS a net.
 """
 
-from dataclasses import fields
 from typing import Any
 
 from flwr.client import NumPyClient
@@ -52,13 +51,12 @@ def fens(options: FENSOptions, task: Any, context: RunContext) -> FENS:
     """Return the FENS strategy. Raises ``UserError`` for options of the task that say
     how the server trains predictors, or weighs them.
     """
-    usual = EnsembleOptions()
-    for part in fields(usual):
-        value = getattr(task.options, part.name)
-        if part.name != "epochs" and value not in (getattr(usual, part.name), 0):
+    used = EnsembleOptions(share=0.0, epochs=task.options.epochs)
+    for name, value in vars(task.options).items():
+        if value != (usual := getattr(used, name)):
             raise UserError(
-                f"ensemble.{kebab(part.name)} = {value!r}: method = 'fens' does not use it, its "
-                "clients train one predictor each: leave it out"
+                f"ensemble.{kebab(name)} = {value!r}: method = 'fens' does not use it, its clients "
+                f"train one predictor each: leave it {usual!r}"
             )
     return FENS(task.rest.num_outputs, options, context.seed)
 
