@@ -1,5 +1,5 @@
-"""FENS's client: it trains one predictor, and then FedAvg's local steps on the outputs of
-all predictors at its samples, which it computes once and stores.
+"""FENS's client: it trains one predictor, and then takes FedAvg's local steps on the
+outputs of all predictors at its samples, which it computes once and stores.
 
 Source: Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS
 2024, arXiv 2411.07182, section 3; equations and messages: ``strategies/fens.py``.
@@ -46,7 +46,7 @@ class FENSClient(FedAvgClient):
         self.ensemble, self.training_of_predictor = ensemble, training
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return theta after the local steps; in the first round a trained predictor."""
+        """Return theta after the local steps; in the first round a predictor."""
         if CollectingSent.from_config(config).phase == "train-predictor":
             options = self.training_of_predictor.to_config()
             predictor = self.ensemble.train_predictor({**config, **options})
@@ -66,8 +66,8 @@ class FENSClient(FedAvgClient):
         return loss, number, metrics
 
     def opened(self, parameters: Arrays, config: Config, before: bool) -> Arrays:
-        """Return theta, and make the net and the samples of this message: outputs of the
-        predictors that it holds, or stored ones (``before``: in an earlier round).
+        """Return theta, and make the net and the samples of this message: outputs of
+        the predictors that it holds, or stored ones (``before``: in an earlier round).
         Raises ``RuntimeError`` if there are neither.
         """
         names = FENSSent.from_config(config).predictors

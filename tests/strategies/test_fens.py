@@ -55,8 +55,10 @@ def run(clients, rounds, hidden=0, each=lambda *_: None, evaluate_every=0, on=No
     inner = lambda *_: InlineGrid(to_client_app(client), len(clients))
     strategy, start = FENS(CLASSES, FENSOptions(hidden=hidden), seed=3), {"alpha": np.zeros(1)}
     config = {"lr-decay": 1.0, "seed": 1, **config}
-    more = {"evaluate_every": evaluate_every, "on": on or {}}
-    return play(strategy, None, len(clients), start, rounds, config, inner, **more)
+    return play(
+        *(strategy, None, len(clients), start, rounds, config, inner),
+        **{"evaluate_every": evaluate_every, "on": on or {}},
+    )
 
 
 @pytest.mark.parametrize("bounds", [[0, 60], [0, 40, 60]])
@@ -101,8 +103,7 @@ def test_predictors_travel_once_and_then_the_aggregator_alone(monkeypatch):
         if number == 1 and called.count(1) == 6:
             context.state.clear()
 
-    on = {"clients_per_round": 2}
-    rounds = run(clients, 8, 4, each, evaluate_every=1, on=on, **ONE_STEP).seen
+    rounds = run(clients, 8, 4, each, 1, {"clients_per_round": 2}, **ONE_STEP).seen
     failures = [(f.client, f.reason) for now in rounds for f in now.failures]
     assert [(who, "outputs of the predictors were lost" in why) for who, why in failures] == [
         (1, True)

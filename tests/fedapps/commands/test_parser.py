@@ -245,7 +245,10 @@ def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
             "ensemble.predictors = 3: method = 'fens' does not use it, its clients train one "
             "predictor each: leave it 10",
         ),
-        (["method=fens", "secure.on=true"], "the replies to FENS are no vectors that could be added"),
+        (
+            ["method=fens", "secure.on=true"],
+            "the replies to FENS are no vectors that could be added",
+        ),
         (
             ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],
             "clients-per-round = 3, but aaggff-s needs all 6 clients in every round: choose 0, or "
