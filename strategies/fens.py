@@ -48,9 +48,7 @@ PREDICTOR = "predictor."
 class FENSOptions(Options):
     """Options of FENS."""
 
-    hidden: int = option(
-        32, "width of the aggregator's hidden layer; 0: none, the aggregator is linear", low=0
-    )
+    hidden: int = option(32, "width of the aggregator's hidden layer; 0: it is linear", low=0)
 
 
 class FENS(FedAvg):
