@@ -72,8 +72,12 @@ class FENS(FedAvg):
     @property
     def capabilities(self) -> Capabilities:
         """The first replies are predictors, each of which is used; then theta."""
-        kind = "model" if self.predictors else "other"
-        return Capabilities(kind, "single replies", later="model", one_way=PREDICTOR)
+        return Capabilities(
+            "model" if self.predictors else "other",
+            "single replies",
+            later="model",
+            one_way=PREDICTOR,
+        )
 
     def train_options(
         self, server_round: int, num_rounds: int
