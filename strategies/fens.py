@@ -23,7 +23,7 @@ outputs yet after them the predictors, ``predictor.NAME`` (M, ...), whose names
 fails, and is sent the predictors again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Unpack
@@ -34,10 +34,13 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.sent import CollectingSent, FENSSent
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import to_record
+from fedapps.strategies.base.named_grid import ClientId, clients_of
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.strategies.families.predictor_replies import alike_predictors
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -67,7 +70,8 @@ class FENS(FedAvg):
         self.num_classes, self.options, self.seed = num_classes, options or FENSOptions(), seed
         #: The predictors by name of array, each (M, ...); empty before the first round.
         self.predictors: dict[str, NDArray[Any]] = {}
-        self._holding: set[int] = set()  # the nodes that have the predictors' outputs
+        self._holding: set[ClientId] = set()  # the clients that have their outputs
+        self._ids: Mapping[int, ClientId] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,7 +93,7 @@ class FENS(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send theta; nothing while the predictors are collected."""
-        arrays = arrays if self.predictors else ArrayRecord()
+        arrays, self._ids = arrays if self.predictors else ArrayRecord(), clients_of(grid)
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
@@ -98,15 +102,16 @@ class FENS(FedAvg):
         """Send theta; there is nothing to evaluate without predictors."""
         if not self.predictors:
             return []
+        self._ids = clients_of(grid)
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _messages(
         self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str
     ) -> list[Message]:
-        """Return the messages; those to nodes without outputs hold the predictors."""
-        new = [node for node in nodes if self.predictors and node not in self._holding]
+        """Return the messages; those to clients without outputs hold the predictors."""
+        new = [n for n in nodes if self.predictors and self._client(n) not in self._holding]
         messages = super()._messages(arrays, config, [n for n in nodes if n not in new], kind)
-        self._holding.difference_update(nodes)  # until they answer
+        self._holding.difference_update(map(self._client, nodes))  # until they answer
         if not new:
             return messages
         names = [PREDICTOR + name for name in self.predictors]
@@ -117,11 +122,14 @@ class FENS(FedAvg):
         )
 
     def answered(self, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies to use; their nodes have the outputs of the predictors."""
+        """Return the replies to use; their clients have the predictors' outputs."""
         valid = super().answered(replies)
         if self.predictors:
-            self._holding.update(reply.metadata.src_node_id for reply in valid)
+            self._holding.update(self._client(reply.metadata.src_node_id) for reply in valid)
         return valid
+
+    def _client(self, node: int) -> ClientId:
+        return self._ids.get(node, node)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -139,14 +147,14 @@ class FENS(FedAvg):
         )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the predictors."""
-        return dict(self.predictors)
+        """Return the predictors, and which clients have their outputs."""
+        holding = {"holding": pack_ids(sorted(self._holding, key=str))} if self._holding else {}
+        return {**under(PREDICTOR, self.predictors), **holding}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned; the clients are sent the predictors
-        again.
-        """
-        self.predictors = dict(state)
+        """Restore what :meth:`state_dict` returned."""
+        self.predictors = within(PREDICTOR, state)
+        self._holding = set(unpack_ids(state["holding"])) if "holding" in state else set()
 
 
 def first_theta(

@@ -123,6 +123,7 @@ WITH_STATE = {
     "superfed-mm": ["superfed.start=0.2"],
     "fedbuff": [],
     "fedboost": ["fedboost.library=clients"],
+    "fens": [],
 }
 
 
