@@ -2,7 +2,7 @@
 outputs of all predictors at its samples, which it computes once and stores.
 
 Source: Allouah et al., "Revisiting Ensembling in One-Shot Federated Learning", NeurIPS
-2024, arXiv 2411.07182, section 3; equations and messages: ``strategies/fens.py``.
+2024, arXiv 2411.07182; equations and messages: ``strategies/fens.py``.
 """
 
 from dataclasses import replace
@@ -79,7 +79,8 @@ class FENSClient(FedAvgClient):
                 np.concatenate(list(self.ensemble.probabilities(predictors, split)), 1)
                 for split in splits
             ]
-            outputs = [rows.astype(np.float32) for rows in outputs]
+            # a predictor of large numbers overflows: it must not take the others' place
+            outputs = [np.nan_to_num(rows.astype(np.float32)) for rows in outputs]
             self.store.save("outputs", outputs, config)
         elif (outputs := self.store.load("outputs", config, before) or []) == []:
             raise RuntimeError("the outputs of the predictors were lost: they are to be sent again")

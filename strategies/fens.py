@@ -2,8 +2,8 @@
 aggregator, on the outputs of all predictors.
 
 Source: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, "Revisiting
-Ensembling in One-Shot Federated Learning", NeurIPS 2024, arXiv 2411.07182, section 3.
-With the predictors h_1 .. h_M of M clients, of C classes:
+Ensembling in One-Shot Federated Learning", NeurIPS 2024, arXiv 2411.07182: FENS with
+the neural aggregator. With the predictors h_1 .. h_M of M clients, of C classes:
 
     round 1:   client i sends h_i, trained on its own samples
     afterwards f(x) = A(h_1(x), ..., h_M(x); theta), where A has the M C outputs as its

@@ -10,6 +10,7 @@ from fedapps import clients
 from fedapps.algorithms.common.options import kebab
 from fedapps.errors import UserError
 from fedapps.methods.method import Method
+from fedapps.notes import logger
 from fedapps.strategies import FENS, AFLBoost, FedBoost, FedBoostOptions, FENSOptions
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import EnsembleOptions
@@ -51,13 +52,18 @@ def fens(options: FENSOptions, task: Any, context: RunContext) -> FENS:
     """Return the FENS strategy. Raises ``UserError`` for options of the task that say
     how the server trains predictors, or weighs them.
     """
-    used = EnsembleOptions(share=0.0, epochs=task.options.epochs)
+    share = task.options.share
+    used = EnsembleOptions(share=share, epochs=task.options.epochs)
     for name, value in vars(task.options).items():
         if value != (usual := getattr(used, name)):
             raise UserError(
                 f"ensemble.{kebab(name)} = {value!r}: method = 'fens' does not use it, its clients "
                 f"train one predictor each: leave it {usual!r}"
             )
+    if share:
+        logger.warning(
+            "ensemble.share = %g: this part of the samples trains nothing: set it to 0", share
+        )
     return FENS(task.rest.num_outputs, options, context.seed)
 
 
