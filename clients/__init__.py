@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedapps.clients.fedfw import FedFWClient as FedFWClient
     from fedapps.clients.fedprox import FedProxClient as FedProxClient
     from fedapps.clients.fedrod import FedRoDClient as FedRoDClient
+    from fedapps.clients.fens import FENSClient as FENSClient
     from fedapps.clients.ffgb import FFGBClient as FFGBClient
     from fedapps.clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
     from fedapps.clients.finetune import FinetuneClient as FinetuneClient

@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     )
     from fedapps.strategies.fedprox import FedProx as FedProx, FedProxOptions as FedProxOptions
     from fedapps.strategies.fedrod import FedRoD as FedRoD
+    from fedapps.strategies.fens import FENS as FENS, FENSOptions as FENSOptions
     from fedapps.strategies.ffgb import FFGB as FFGB, FFGBOptions as FFGBOptions
     from fedapps.strategies.ffgb_distill import (
         FFGBDistill as FFGBDistill,

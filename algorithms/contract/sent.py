@@ -382,6 +382,15 @@ class PredictorsSent(Sent):
 
 
 @dataclass(frozen=True)
+class FENSSent(Sent, prefix="fens-"):
+    """Names of the arrays of the predictors that a message holds after the aggregator;
+    none for a client that has their outputs.
+    """
+
+    predictors: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class DrawSent(Sent):
     """The number of the draw of predictors within the round. If clients keep a cache,
     also its size, the contents that the server expects, and the hashes of the drawn

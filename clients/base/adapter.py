@@ -65,6 +65,8 @@ def to_client_app(
         came = getattr(client, "came", None)
         metrics = {**acknowledged(type(client)), **metrics, **(came.to_config() if came else {})}
         content = _metric_records(num_examples, metrics)
+        if getattr(client, "replies_first", False):  # to a model and arrays for the client alone
+            names = names[: len(new_arrays)]
         # the reply is not a model: a method with a wire format of its own
         if len(names) != len(new_arrays):
             names = [str(i) for i in range(len(new_arrays))]

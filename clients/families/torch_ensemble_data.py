@@ -2,7 +2,6 @@
 ``ensemble_data.py`` has histograms, without PyTorch.
 """
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.algorithms.contract.sent import RoundFacts
 from fedapps.algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
 from fedapps.clients.base.data import Split
-from fedapps.clients.base.training import Config, TrainOptions, get_arrays
+from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays
 from fedapps.clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
 from fedapps.clients.steps.batches import train_classifier
 
@@ -93,18 +92,20 @@ class TorchEnsembleData:
         """Return the parameters of a net trained on this client's samples with the
         ``train`` options of the configuration.
         """
-        net = copy.deepcopy(self.model)
+        net, before = self.model, get_arrays(self.model)  # shared by the clients of a process
         draws = torch.Generator().manual_seed(
             derived_seed(RoundFacts.from_config(config).seed, "predictor")
         )
         for tensor in net.parameters():
-            tensor.data = torch.empty(tensor.shape)
-            torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(
-                tensor, generator=draws
-            )
+            start = torch.zeros(tensor.shape)  # drawn alike on every device
+            if tensor.dim() > 1:
+                nn.init.xavier_normal_(start, generator=draws)
+            tensor.data.copy_(start)
         rng = generator(RoundFacts.from_config(config).seed, "predictor batches")
         train_classifier(net, self.train, TrainOptions.from_config(config), rng)
-        return dict(zip(net.state_dict(), get_arrays(net), strict=True))
+        trained = dict(zip(net.state_dict(), get_arrays(net), strict=True))
+        set_arrays(net.eval(), before)
+        return trained
 
     @torch.no_grad()
     def probabilities(self, predictors: Predictors, data: Split) -> Floats:

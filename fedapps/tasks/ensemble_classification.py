@@ -99,6 +99,11 @@ def recipes(options: EnsembleOptions, num_classes: int, seed: int) -> list[tuple
     return [(labels, 0) for labels in sets]
 
 
+def training_of(options: EnsembleOptions) -> TrainOptions:
+    """Return how a predictor is trained."""
+    return TrainOptions(0.05, 1.0, 0.9, 1e-4, options.epochs, 16)
+
+
 @lru_cache(maxsize=2)
 def pretrained(
     options: EnsembleOptions, source: DataOptions, model: str, seed: int, split_seed: int
@@ -108,7 +113,7 @@ def pretrained(
     """
     whole = partitions.thinned(read_samples(source), source)
     samples, _ = divide(whole, options.share, split_seed)
-    training = TrainOptions(0.05, 1.0, 0.9, 1e-4, options.epochs, 16)
+    training = training_of(options)
     x = inputs(samples, np.arange(len(samples.labels)))
     if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)
@@ -145,6 +150,7 @@ class EnsembleClassification:
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: EnsembleOptions = options
         self.context = context
+        self.training = training_of(options)
         self.rest = _Rest(options, context)
         self._clients: dict[int | str, TorchEnsembleData] = {}
 

@@ -46,7 +46,8 @@ class Capabilities:
     (:class:`WeighingAhead`). ``sums``: a sum of
     the replies would do, though single ones are checked; every reply may hold the mean
     then (:func:`needs_only_sums`). ``beside``: prefix
-    of the names of arrays that a reply like the model holds beside it. ``any_scale``:
+    of the names of arrays that a reply like the model holds beside it. ``one_way``:
+    likewise of arrays in a message that the reply does not hold. ``any_scale``:
     arrays other than the model's have the scale of the user's problem, so that only the
     most general limit on their values applies. ``no_global_model``: why the server's
     model is useless without a client's own part; "" if it can be used.
@@ -59,6 +60,7 @@ class Capabilities:
     losses: bool = False
     sums: bool = False
     beside: str = ""
+    one_way: str = ""
     any_scale: bool = False
     no_global_model: str = ""
 

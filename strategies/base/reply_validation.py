@@ -90,8 +90,8 @@ class Rules:
     is one array of whole numbers, as many as were asked for. Without one of the first
     two, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a
     number above 0 (``None``: none). ``alike``: the replies of a phase must hold the
-    same metrics. ``by_weight``: models count by ``weight``. ``beside``, ``any_scale``:
-    as in ``Capabilities``. ``relative``:
+    same metrics. ``by_weight``: models count by ``weight``. ``beside``, ``one_way``,
+    ``any_scale``: as in ``Capabilities``. ``relative``:
     the replies of a round are compared with each other (``relative_bounds``). Not under
     differential privacy: one client's data would change what others contribute, and the
     noise is not made for that.
@@ -105,6 +105,7 @@ class Rules:
     alike: bool = False
     by_weight: bool = False
     beside: str = ""
+    one_way: str = ""
     any_scale: bool = False
     relative: bool = False
     agreement: Agreement = field(default_factory=Agreement)
@@ -122,6 +123,7 @@ class Rules:
         self.relative = not is_private(strategy)
         found = declared(strategy) or Capabilities()
         self.beside, self.any_scale = found.beside, found.any_scale
+        self.one_way = found.one_way
 
     def fault(self, message: Message, reply: Message) -> str | None:
         """Return why a reply is invalid, or ``None``. Clips its update and casts its
@@ -179,6 +181,9 @@ class Rules:
             return fault
         like, received = self.like_model and training, arrays_of(got)
         model = next(iter(arrays_of(sent)), ArrayRecord())
+        if self.one_way:
+            kept = {n: array for n, array in model.items() if not n.startswith(self.one_way)}
+            model = ArrayRecord(kept)
         if self.sums and training:
             return _sums_fault(sent, received)
         if like:

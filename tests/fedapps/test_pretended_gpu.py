@@ -28,7 +28,6 @@ JOB = {
     "data.partition": "iid",
     "train.local-epochs": 1,
     "ensemble.epochs": 1,
-    "ensemble.predictors": 2,
     "public.samples": 40,
     "feddm.steps": 2,
     "ffgb.fit-steps": 5,

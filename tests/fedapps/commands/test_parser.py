@@ -123,6 +123,7 @@ WITH_STATE = {
     "superfed-mm": ["superfed.start=0.2"],
     "fedbuff": [],
     "fedboost": ["fedboost.library=clients"],
+    "fens": [],
 }
 
 
@@ -239,6 +240,15 @@ def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
         (
             ["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"],
             "fedboost.cache = 3 needs repeats = 1, not 2",
+        ),
+        (
+            ["method=fens", "ensemble.predictors=3"],
+            "ensemble.predictors = 3: method = 'fens' does not use it, its clients train one "
+            "predictor each: leave it 10",
+        ),
+        (
+            ["method=fens", "secure.on=true"],
+            "the replies to FENS are no vectors that could be added",
         ),
         (
             ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],

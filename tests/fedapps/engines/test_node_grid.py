@@ -74,6 +74,7 @@ METHODS = {
         "fedboost.cache": 3,
         "fedboost.budget": 2,
     },
+    "fens": {**SMALL, "ensemble.epochs": 2},
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2, "ffgb.fit-steps": 2},
     "histogram-boosting": {"num-rounds": 5},
