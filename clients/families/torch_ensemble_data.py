@@ -102,10 +102,11 @@ class TorchEnsembleData:
                 nn.init.xavier_normal_(start, generator=draws)
             tensor.data.copy_(start)
         rng = generator(RoundFacts.from_config(config).seed, "predictor batches")
-        train_classifier(net, self.train, TrainOptions.from_config(config), rng)
-        trained = dict(zip(net.state_dict(), get_arrays(net), strict=True))
-        set_arrays(net.eval(), before)
-        return trained
+        try:
+            train_classifier(net, self.train, TrainOptions.from_config(config), rng)
+            return dict(zip(net.state_dict(), get_arrays(net), strict=True))
+        finally:
+            set_arrays(net.eval(), before)
 
     @torch.no_grad()
     def probabilities(self, predictors: Predictors, data: Split) -> Floats:

@@ -58,7 +58,9 @@ class Around(FedAvgClient):
         named = self.loop.parameters()
         penalty = self.penalty([p.detach() for p in named.values()], config)
         change = adding(penalty, list(named))
-        epochs = int(TrainOptions.from_config(config).local_epochs)  # the user's own number
+        epochs = TrainOptions.from_config(config).local_epochs
+        if isinstance(epochs, float):
+            raise ValueError(f"epochs = {epochs}: a loop of one's own takes whole epochs")
         return self.loop.call(self.model, epochs, change)
 
     def before(self, config: Config) -> dict[str, float]:

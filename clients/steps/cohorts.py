@@ -38,7 +38,7 @@ from fedapps.algorithms.common.steps import (
     numbers_of,
     tensors_of,
 )
-from fedapps.clients.base.together import MOST_BYTES, is_together, known, result
+from fedapps.clients.base.together import MOST_BYTES, is_together, known, once, result
 from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
 
@@ -156,13 +156,14 @@ class Cohorts:
         moving: Moving = no_numbers,
     ) -> tuple[float, int]:
         """As ``Runner.run``."""
-        if (before := known()) is not None:  # the call is made again
-            written: tuple[float, int] = before.written(state)
-            return written
+        if isinstance(before := known(), Result):  # the call is made again
+            return before.written(state)
         if (first := next(((x, y) for x, y in epochs if len(y)), None)) is None:
             return 0.0, 0
         x, y = first
-        if kernel_of(problem, x[:1], y[:1], rows_of(len(y), batch_size)) is None:
+        if before or kernel_of(problem, x[:1], y[:1], rows_of(len(y), batch_size)) is None:
+            if before is None:
+                once(lambda: "one by one")
             every = (pair for pair in itertools.chain([first], epochs))
             return Eager.run(problem, step, state, every, batch_size, moving)
         samples = [first, *((x, y) for x, y in epochs if len(y))]

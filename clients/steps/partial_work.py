@@ -45,7 +45,7 @@ class Part:
         share, seconds = self.work.share, self.work.seconds
         limit, size = self.whole, self.options.batch_size
         if share is not None:
-            limit = samples_within(share, self.samples, size, self.options.local_epochs)
+            limit = samples_within(share, self.samples, size, self.whole / self.samples)
             limit = max(limit, min(size, self.samples))
         piece = self.samples if seconds is None else self.stride * size
         now = self.began

@@ -7,8 +7,9 @@ the same operations, so numbers are the same to the last bit; that is checked wh
 the number of clients is new.
 """
 
+import copy
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,8 +34,8 @@ PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79
 REFUSED = (nn.RNNBase, nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _operations: WeakKeyDictionary[nn.Module, tuple[type, int | None]] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
-#: What every module keeps.
-OF_MODULES = vars(nn.Module()).keys() - {"training"}
+#: What a module's parameters are found by.
+PARAMETERS = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _kernels: dict[Hashable, "Kernel | None"] = {}
 
 
@@ -78,7 +79,7 @@ def facts_of(net: nn.Module) -> Hashable:
     """
     net.train()
     return tuple(
-        (name, type(m), *((k, _fact(v)) for k, v in vars(m).items() if k not in OF_MODULES))
+        (name, type(m), *((k, _fact(v)) for k, v in vars(m).items() if k not in PARAMETERS))
         for name, m in net.named_modules()
     )
 
@@ -112,10 +113,17 @@ def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | No
     if key not in _kernels:
         if len(_kernels) >= 64:
             _kernels.pop(next(iter(_kernels)))
-        kernel, device = Kernel(problem), x.device
-        with torch_seeded(0, device):  # a net may draw
-            fits = _separate(net, x) and kernel.fits(net, x, y, rows)
-        fits = fits and facts_of(net) == _facts[net]  # nor does it count its calls
+        kernel = Kernel(problem)
+        try:
+            tried = copy.deepcopy(net)
+        except Exception:  # a net that holds a lock, or a file
+            _kernels[key] = None
+            return None
+        facts = facts_of(tried)
+        with torch_seeded(0, x.device):  # a net may draw
+            own = kernel.alone(tried, x, y, rows)  # fails if the sample is wrong, not the net
+            fits = _separate(tried, x) and kernel.fits(tried, x, y, rows, own)
+        fits = fits and facts_of(tried) == facts  # nor does it count its calls
         _kernels[key] = kernel if fits else None
     return _kernels[key]
 
@@ -157,10 +165,21 @@ class Kernel:
         self.graph: GraphModule | None = None
         self.same: dict[int, bool] = {}
 
-    def fits(self, net: nn.Module, x: Tensor, y: Tensor, rows: int) -> bool:
-        """Return whether vmap finds the gradients of a mini-batch of copies of a sample
-        that a client alone has.
+    def alone(self, net: nn.Module, x: Tensor, y: Tensor, rows: int) -> Sequence[Tensor | None]:
+        """Return the gradients of a client alone for a mini-batch of copies of a
+        sample.
         """
+        x, y = (t.expand(rows, *t.shape[1:]) for t in (x, y))
+        named = dict(net.named_parameters())
+        with torch.enable_grad():
+            loss = self.surrogate(self.criterion(net(x), y))
+            moving = [named[name] for name in self.moving]
+            return torch.autograd.grad(loss, moving, allow_unused=True)
+
+    def fits(
+        self, net: nn.Module, x: Tensor, y: Tensor, rows: int, own: Sequence[Tensor | None]
+    ) -> bool:
+        """Return whether vmap finds the gradients ``own`` for this mini-batch."""
         named = dict(net.named_parameters())
         tensors = [named[name].detach() for name in (*self.moving, *self.names)]
         x, y = (t.expand(rows, *t.shape[1:]).contiguous() for t in (x, y))
@@ -169,13 +188,12 @@ class Kernel:
             stacked = [t.expand(2, *t.shape).contiguous() for t in (*tensors, x, y, weights)]
             with torch.no_grad():
                 gradients = self.function(net)(*stacked)[1:]
-            with torch.enable_grad():
-                loss = self.surrogate(self.criterion(net(x), y))
-                own = torch.autograd.grad(loss, [named[name] for name in self.moving])
         except Exception:  # vmap cannot take it
             return False
-        pairs = zip(own, gradients, strict=True)
-        return all(torch.allclose(a, b[1], 1e-3, 1e-5, equal_nan=True) for a, b in pairs)
+        return all(
+            a is not None and torch.allclose(a, b[1], 1e-3, 1e-5, equal_nan=True)
+            for a, b in zip(own, gradients, strict=True)
+        )
 
     def __call__(
         self, net: nn.Module, at: Tensors, others: Tensors, x: Tensor, y: Tensor, weights: Tensor

@@ -262,7 +262,7 @@ def whole_steps(question: Message, work: float, share: float) -> float:
     samples = max(1, round(work / epochs))
     batch_size = int(_of_config(question, "batch-size", samples))
     whole = samples_of(epochs, samples, batch_size)
-    return samples_within(share, samples, batch_size, epochs) / whole
+    return samples_within(share, samples, batch_size, whole / samples) / whole
 
 
 def epochs_of(question: Message) -> float:

@@ -251,9 +251,11 @@ def test_a_client_without_finite_numbers_leaves_the_others_alone(
     assert_replies(found, whole)
 
 
-def test_an_error_of_one_client_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_error_of_one_client_is_its_own(wrong: int) -> None:
     many = [client(FedAvgClient, number, RecordDict(), small_net(0)) for number in range(3)]
-    many[1].data.train.y[0] = 9  # there are three classes
+    many[wrong].data.train.y[:] = 9  # there are three classes
+    stacked._kernels.clear()
 
     def tried(one: FedAvgClient) -> Any:
         try:
@@ -262,8 +264,8 @@ def test_an_error_of_one_client_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
             return str(error)
 
     found = together((one, partial(tried, one)) for one in many)
-    assert "out of bounds" in found[1]
-    for place in (0, 2):
+    assert "out of bounds" in found[wrong]
+    for place in {0, 1, 2} - {wrong}:
         assert_arrays(found[place], together([(0, partial(tried, many[place]))])[0])
 
 
@@ -285,6 +287,16 @@ def watched(of_layer: bool) -> nn.Module:
     else:
         net.weight.register_hook(lambda _: None)
     return net
+
+
+class Counting(nn.Linear):
+    """A layer that falls with its calls."""
+
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return super().forward(x) / self.count
 
 
 class Doubting(torch.autograd.Function):
@@ -333,14 +345,19 @@ def test_other_nets_take_their_steps_one_by_one(
         lambda: Changed(lambda x: x - x.mean(0)),
         lambda: Changed(partial(functional.dropout, p=0.5)),
         partial(watched, True),
+        partial(Counting, 7, 3),
         lambda: nn.Sequential(nn.Linear(7, 3), nn.Tanh(), Doubtful(3, 3)),
     ],
 )
 def test_a_net_that_is_more_than_its_parameters_trains_as_alone(
     make: Callable[[], nn.Module],
 ) -> None:
-    """It looks at other samples, draws, has a hook or a gradient of its own."""
+    """It looks at other samples, draws, counts, has a hook or a gradient of its own,
+    also after one without.
+    """
     own, replies = data(9, 0), []
+    plain = nn.Linear(7, 3)
+    one_of_many(FedAvgClient(lambda _: plain, own).fit)(get_arrays(plain), PLAIN)
     for many in (False, True):
         torch.manual_seed(0)
         net = make()
