@@ -251,10 +251,10 @@ def test_a_client_without_finite_numbers_leaves_the_others_alone(
     assert_replies(found, whole)
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_an_error_of_one_client_is_its_own(wrong: int) -> None:
+@pytest.mark.parametrize(("wrong", "rows"), [(0, slice(None)), (1, slice(1))])
+def test_an_error_of_one_client_is_its_own(wrong: int, rows: slice) -> None:
     many = [client(FedAvgClient, number, RecordDict(), small_net(0)) for number in range(3)]
-    many[wrong].data.train.y[:] = 9  # there are three classes
+    many[wrong].data.train.y[rows] = 9  # there are three classes
     stacked._kernels.clear()
 
     def tried(one: FedAvgClient) -> Any:
