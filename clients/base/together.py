@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeVar, cast
 T = TypeVar("T")
 #: The most calls that wait at a time, and the bytes of their work.
 MOST_CALLS, MOST_BYTES = 512, 64 * 2**20
+#: In place of a result: the call does the work without others, and has its error.
+FAILED = "failed"
 
 
 class Work(Protocol):
@@ -53,13 +55,6 @@ class Attempt:
     place: int = 0
 
 
-@dataclass(frozen=True)
-class Failure:
-    """In place of a result: the error of the work, which its own call raises."""
-
-    error: Exception
-
-
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
@@ -69,17 +64,14 @@ def is_together() -> bool:
 
 
 def known() -> Any:
-    """Return the result of the next work, if this call stopped there before; else
-    ``None``.
+    """Return the result of the next work, or ``FAILED``, if this call stopped there
+    before; else ``None``.
     """
     attempt = _attempt.get()
     if attempt is None or attempt.place == len(attempt.results):
         return None
     attempt.place += 1
-    found = attempt.results[attempt.place - 1]
-    if isinstance(found, Failure):
-        raise found.error
-    return found
+    return attempt.results[attempt.place - 1]
 
 
 def once(function: Callable[[], T]) -> T:
@@ -153,12 +145,12 @@ def alone(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _done(works: Sequence[Work]) -> list[Any]:
-    """Return the results of all works; if one fails, of each alone."""
+    """Return the results of all works; if one fails, of each alone, or ``FAILED``."""
     try:
         return works[0].done(works)
-    except Exception as error:
+    except Exception:
         if len(works) == 1:
-            return [Failure(error)]
+            return [FAILED]
         return [result for work in works for result in _done([work])]
 
 

@@ -38,7 +38,7 @@ from fedapps.algorithms.common.steps import (
     numbers_of,
     tensors_of,
 )
-from fedapps.clients.base.together import MOST_BYTES, is_together, known, once, result
+from fedapps.clients.base.together import FAILED, MOST_BYTES, is_together, known, once, result
 from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
 
@@ -163,7 +163,7 @@ class Cohorts:
         x, y = first
         if before or kernel_of(problem, x[:1], y[:1], rows_of(len(y), batch_size)) is None:
             if before is None:
-                once(lambda: "one by one")
+                once(lambda: FAILED)
             every = (pair for pair in itertools.chain([first], epochs))
             return Eager.run(problem, step, state, every, batch_size, moving)
         samples = [first, *((x, y) for x, y in epochs if len(y))]
