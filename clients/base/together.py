@@ -10,7 +10,8 @@ as every client is: the same message and state have the same answer, and what a 
 call has written is dropped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -56,6 +57,16 @@ class Attempt:
 
 
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+
+
+@contextmanager
+def _made(attempt: Attempt) -> Iterator[None]:
+    """Make an attempt, from its beginning."""
+    attempt.place, before = 0, _attempt.set(attempt)
+    try:
+        yield
+    finally:
+        _attempt.reset(before)
 
 
 def is_together() -> bool:
@@ -109,13 +120,11 @@ def branches(functions: Sequence[Callable[[], T]]) -> list[T]:
         attempt.place += 1
     results, works = list[T](), list[tuple[Attempt, Work]]()
     for function, own in zip(functions, attempts, strict=True):
-        own.place, before = 0, _attempt.set(own)
         try:
-            results.append(function())
+            with _made(own):
+                results.append(function())
         except Waiting as stopped:
             works.extend(stopped.works)
-        finally:
-            _attempt.reset(before)
     if works:
         raise Waiting(works)
     return results
@@ -137,11 +146,8 @@ def one_of_many(function: Callable[..., T]) -> Callable[..., T]:
 
 def alone(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that waits for no other: for what must not be done twice."""
-    before = _attempt.set(Attempt(alone=True))
-    try:
+    with _made(Attempt(alone=True)):
         return function(*args, **kwargs)
-    finally:
-        _attempt.reset(before)
 
 
 def _done(works: Sequence[Work]) -> list[Any]:
@@ -163,13 +169,11 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
     keys, held = set[Hashable](), 0
 
     def make(place: int, key: Hashable, call: Callable[[], T], attempt: Attempt) -> None:
-        attempt.place, before = 0, _attempt.set(attempt)
         try:
-            results[place] = call()
+            with _made(attempt):
+                results[place] = call()
         except Waiting as stopped:
             waiting[place] = key, call, attempt, stopped
-        finally:
-            _attempt.reset(before)
 
     def finish() -> None:
         nonlocal held
