@@ -27,12 +27,12 @@ from fedapps.clients.base.training import (
     set_arrays,
     trainable,
 )
-from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.families.own_net import OwnNetClient
 from fedapps.clients.steps.batches import epochs
 from fedapps.clients.steps.sgd import descent
 
 
-class LocalClient(FedAvgClient):
+class LocalClient(OwnNetClient):
     """Trains and evaluates a purely local model."""
 
     reads = (LocalSent,)
@@ -46,14 +46,6 @@ class LocalClient(FedAvgClient):
         loss = self.train_share(config)
         self.store.save("model", get_arrays(self.model), config)
         return [], len(self.data.train), {} if loss is None else {"loss": loss}
-
-    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the client's own model; the server's is not trained, so it has no
-        score.
-        """
-        set_arrays(self.model, self.own_model(config, before=False))
-        scores = self.score(self.data.test)
-        return scores["loss"], len(self.data.test), scores
 
     def train_share(self, config: Config) -> float | None:
         """Take the steps that are due, in place; return the mean loss of these,
@@ -109,11 +101,3 @@ class LocalClient(FedAvgClient):
                 first, last = max(start - epoch * steps, 0), min(end - epoch * steps, steps)
                 if first < last:
                     yield x[ends[first] : ends[last]], y[ends[first] : ends[last]]
-
-    def own_model(self, config: Config, before: bool) -> Arrays:
-        """Return the client's own model, or the initial one if it has not been trained
-        yet.
-        """
-        return self.store.load("model", config, before) or self.fresh_arrays(
-            "model", config, own=False
-        )

@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
         FedGenerator as FedGenerator,
         GeneratorOptions as GeneratorOptions,
     )
+    from fedapps.strategies.fedmd import FedMD as FedMD, FedMDOptions as FedMDOptions
     from fedapps.strategies.fedmgda import FedMGDA as FedMGDA, FedMGDAOptions as FedMGDAOptions
     from fedapps.strategies.fedopt import (
         FedAdagrad as FedAdagrad,
@@ -62,8 +63,10 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
         FedOptOptions as FedOptOptions,
         FedYogi as FedYogi,
     )
+    from fedapps.strategies.fedproto import FedProto as FedProto, FedProtoOptions as FedProtoOptions
     from fedapps.strategies.fedprox import FedProx as FedProx, FedProxOptions as FedProxOptions
     from fedapps.strategies.fedrod import FedRoD as FedRoD
+    from fedapps.strategies.fedtgp import FedTGP as FedTGP, FedTGPOptions as FedTGPOptions
     from fedapps.strategies.fens import FENS as FENS, FENSOptions as FENSOptions
     from fedapps.strategies.ffgb import FFGB as FFGB, FFGBOptions as FFGBOptions
     from fedapps.strategies.ffgb_distill import (

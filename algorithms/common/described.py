@@ -22,6 +22,8 @@ VALUES = {
     "num_features": "8",
     "shape": "(1, 8, 8)",
     "num_classes": "10",
+    "size": "64",
+    "samples": "100",
     "RobustOptions": 'RobustOptions(rule="median")',
     "PrivacyOptions": "PrivacyOptions(noise_multiplier=1.0)",
 }

@@ -313,6 +313,20 @@ class FlocoSent(Sent, prefix="floco-", method="floco"):
 
 
 @dataclass(frozen=True)
+class FedProtoSent(Sent, prefix="fedproto-", method="fedproto"):
+    """What FedProto and FedTGP send: the pull to the prototypes."""
+
+    lambda_: float
+
+
+@dataclass(frozen=True)
+class FedMDSent(Sent, prefix="fedmd-", method="fedmd"):
+    """The epochs for which clients fit the consensus; 0: there is none yet."""
+
+    epochs: int
+
+
+@dataclass(frozen=True)
 class PerFedAvgTraining(Sent, prefix="per-fedavg-", method="per-fedavg"):
     """The rate of adaptation, and the treatment of the Hessian."""
 

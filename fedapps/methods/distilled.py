@@ -1,36 +1,77 @@
-"""FFGB-distill and the baselines of its paper that learn one network: FedAvg-distill
-and FedDyn.
+"""Methods that distil on public images, FFGB-distill, FedAvg-distill and FedMD; and
+FedDyn, another baseline of FFGB-distill.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
+from flwr.client import NumPyClient
+
+from fedapps import clients
 from fedapps.clients.base.options import BF16
-from fedapps.methods.method import IMAGE_TASKS, Method
+from fedapps.errors import UserError
+from fedapps.methods.method import IMAGE_TASKS, Method, TorchClient
 from fedapps.strategies import (
     FedAvgDistill,
     FedDyn,
+    FedMD,
+    FedMDOptions,
     FFGBDistill,
 )
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedapps.algorithms.boosting.regression import Distiller
+
+
+@lru_cache(maxsize=2)
+def public_images(task: Any) -> "Tensor":
+    """Return the public images (m, C, H, W) on the task's device. Raises ``UserError``
+    if there are none.
+    """
+    import torch
+
+    from fedapps.data.images import load_public
+
+    context: RunContext = task.context
+    pixels = load_public(context.public, task.image_shape, task.name, context.seed)
+    return torch.from_numpy(pixels).to(task.device)
 
 
 def distiller_of(task: Any, context: RunContext) -> "Distiller":
     """Return a distiller of the task's network on the public images, on the task's
     device. Raises ``UserError`` if there are none.
     """
-    import torch
-
     from fedapps.algorithms.boosting.regression import Distiller
     from fedapps.algorithms.common.precision import set_bfloat16
-    from fedapps.data.images import load_public
 
-    pixels = load_public(context.public, task.image_shape, task.name, context.seed)
     net = task.model_fn(0)
     set_bfloat16(net, context.train.precision == BF16)
-    return Distiller(net, torch.from_numpy(pixels).to(task.device))
+    return Distiller(net, public_images(task))
+
+
+def fedmd(options: FedMDOptions, task: Any, context: RunContext) -> FedMD:
+    """Return the FedMD strategy. Raises ``UserError`` if sites lack the public images."""
+    if context.sites.own and context.public.source != "photos":
+        raise UserError(
+            f"public.source = {context.public.source!r}: sites with data of their own do not have "
+            "it: choose 'photos'"
+        )
+    return FedMD(len(public_images(task)), task.num_outputs, options)
+
+
+@dataclass(frozen=True)
+class PublicClient(TorchClient):
+    """Factory of clients that have the public images."""
+
+    def __call__(self, options: Any, task: Any, *rest: Any) -> NumPyClient:
+        """Return the client."""
+        client: Any = super().__call__(options, task, *rest)
+        client.public = public_images(task)
+        return cast(NumPyClient, client)
 
 
 METHODS: dict[str, Method] = {
@@ -62,6 +103,17 @@ METHODS: dict[str, Method] = {
         tasks=IMAGE_TASKS,
         public=True,
         defaults={"clients-per-round": 0},
+    ),
+    "fedmd": Method(
+        summary="clients, of any nets, fit the mean of all scores on public images",
+        paper="Li, Wang 2019",
+        trait="personalises",
+        builds=FedMD,
+        strategy=fedmd,
+        client=PublicClient(lambda: clients.FedMDClient),
+        tasks=IMAGE_TASKS,
+        public=True,
+        any_net=True,
     ),
     "feddyn": Method(
         summary="linear corrections at clients and server make local and global optima agree",

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps import clients
 from fedapps.algorithms.common.options import Options, option
+from fedapps.tasks.capabilities import DealsNets
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import NET_TASKS
 
@@ -47,9 +48,10 @@ class Method:
     ``synthetic``: produces a set of images (table ``synthetic``); the model is the
     classifier trained on it. ``validates``: its clients, which train no net, score
     validation samples, too. ``chooses``: its clients choose by validation samples (a
-    mixture, epochs), so they have some where a task's default job has none. ``page``:
-    the method's page in ``docs``; by default named after the table, or after the method
-    if it has no table.
+    mixture, epochs), so they have some where a task's default job has none.
+    ``any_net``: its clients send nothing of their nets, which may differ. ``page``: the
+    method's page in ``docs``; by default named after the table, or after the method if
+    it has no table.
     """
 
     summary: str
@@ -70,6 +72,7 @@ class Method:
     synthetic: bool = False
     validates: bool = False
     chooses: bool = False
+    any_net: bool = False
     page: str = ""
     builds: type[Strategy] | None = None
 
@@ -149,7 +152,8 @@ class TorchClient:
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
-        return self.kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
+        own = task.with_net_of(client_id) if isinstance(task, DealsNets) else task
+        return self.kind()(own.model_fn, data, client_id, store, own.work_model(), task.objective)
 
     def with_loss(
         self, change: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]]"

@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps.errors import UserError
 from fedapps.methods.method import Method, StrategyFactory
+from fedapps.models.options import names_of_nets
 from fedapps.notes import logger
 from fedapps.strategies import (
     APFL,
@@ -16,9 +17,11 @@ from fedapps.strategies import (
     FedALA,
     FedBABU,
     FedBN,
+    FedProto,
     FedRep,
     FedRepOptions,
     FedRoD,
+    FedTGP,
     Finetune,
     Floco,
     Local,
@@ -107,6 +110,32 @@ def superfed_start(options: SuPerFedOptions) -> str:
     return "random" if options.init == "own" else ""
 
 
+def size_of_prototypes(task: Any, context: RunContext) -> int:
+    """Return the size of the smallest representation of the clients' nets, to which
+    others are pooled. Raises ``UserError`` for a net without one.
+    """
+    import torch
+
+    from fedapps.clients.fedproto import Representation
+
+    sizes = []
+    for k, name in enumerate(names_of_nets(context.model.name)):
+        own = task.with_net_of(k)
+        head, net = declared_head(own, own.context), own.work_model()
+        if all(n.startswith(head) for n, _ in net.named_parameters()):
+            raise UserError(
+                f"model.name: {name!r} has no layer before its head, so nothing to share: leave it "
+                "out, or set model.head"
+            )
+        with torch.no_grad():
+            x = torch.zeros(2, *task.image_shape, device=task.device)
+            sizes.append(Representation(net.eval())(x).shape[1])
+    return min(sizes)
+
+
+#: Tasks whose samples have one class each.
+CLASSES = ("classification", "digits", "speech")
+
 METHODS: dict[str, Method] = {
     "local": Method(
         summary="no federation: every client trains alone",
@@ -114,6 +143,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=Local,
         client="LocalClient",
+        any_net=True,
     ),
     "finetune": Method(
         summary="FedAvg; every client fine-tunes the model before using it",
@@ -258,7 +288,32 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=FedRoD,
         client="FedRoDClient",
-        tasks=("classification", "digits", "speech"),
+        tasks=CLASSES,
+    ),
+    "fedproto": Method(
+        summary="clients, of any nets, share class means of their representations",
+        paper="Tan et al. 2022",
+        trait="personalises",
+        builds=FedProto,
+        strategy=lambda options, task, context: FedProto(
+            task.num_outputs, size_of_prototypes(task, context), options
+        ),
+        client="FedProtoClient",
+        tasks=CLASSES,
+        any_net=True,
+    ),
+    "fedtgp": Method(
+        summary="FedProto whose server trains the prototypes to lie apart",
+        paper="Zhang et al. 2024 (FedTGP)",
+        trait="personalises",
+        page="fedproto",
+        builds=FedTGP,
+        strategy=lambda options, task, context: FedTGP(
+            task.num_outputs, size_of_prototypes(task, context), options, context.seed
+        ),
+        client="FedProtoClient",
+        tasks=CLASSES,
+        any_net=True,
     ),
     "per-fedavg": Method(
         summary="a global model that is good after one gradient step on a client's own samples",

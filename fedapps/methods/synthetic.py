@@ -11,6 +11,7 @@ from fedapps import clients
 from fedapps.algorithms.common.options import check_choice
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory, TorchClient
+from fedapps.models.options import names_of_nets, net_of
 from fedapps.strategies import (
     ClassMeans,
     FedDM,
@@ -85,11 +86,7 @@ def evg_client(
     """
     from fedapps.models.generative_nets import build_energy_net
 
-    names = names_of_nets(options.net)
-    name = names[
-        (client_id if isinstance(client_id, int) else derived_seed(0, "net", client_id))
-        % len(names)
-    ]
+    name = net_of(options.net, client_id)
 
     def net_fn(seed: int) -> Any:
         return build_energy_net(name, task.image_shape, task.num_outputs, seed).to(task.device)
@@ -98,13 +95,6 @@ def evg_client(
     return clients.FedEvgClient(
         net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective
     )
-
-
-def names_of_nets(text: str) -> list[str]:
-    """Return the nets that ``fedevg.net`` names. Client k uses the k-th; with more
-    clients than nets, they repeat.
-    """
-    return [name.strip() for name in text.split(",")]
 
 
 def set_client(kind: str) -> ClientFactory:

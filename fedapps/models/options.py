@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.seeds import derived_seed
 
 #: Before the name of a net of the library transformers, or of a folder with one.
 PREFIX = "transformers:"
@@ -17,7 +18,8 @@ class ModelOptions(Options):
         "auto",
         "a net of fedapps/models, of a library (timm:, torchvision:, transformers:NAME), or your "
         "own as module:name; auto: mlp for images and vectors, cnn-1d for windows, logistic for "
-        "tables, char-lstm for text",
+        "tables, char-lstm for text; several, separated by commas: client k has the k-th, they "
+        "repeat (methods that send no net)",
     )
     weights: str = option(
         "", "safetensors file with the weights to start from, under the net's parameter names"
@@ -46,3 +48,17 @@ def local_name(name: str) -> str:
     """
     path = Path(name.removeprefix(PREFIX)).expanduser()
     return f"{PREFIX}{path.absolute()}" if name.startswith(PREFIX) and path.is_dir() else name
+
+
+def names_of_nets(text: str) -> list[str]:
+    """Return the nets that a setting names, separated by commas."""
+    return [name.strip() for name in text.split(",")]
+
+
+def net_of(text: str, client: int | str) -> str:
+    """Return the one of these nets that a client has: client k the k-th, and they
+    repeat; of a site with a name, one that its name draws.
+    """
+    names = names_of_nets(text)
+    number = client if isinstance(client, int) else derived_seed(0, "net", client)
+    return names[number % len(names)]

@@ -52,7 +52,12 @@ from fedapps.runs.devices import for_server, repeatable
 from fedapps.runs.work import with_compilation, work_of
 from fedapps.settings.reading import default_config
 from fedapps.settings.settings import Settings
-from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
+from fedapps.strategies.base.capabilities import (
+    CountingReleases,
+    MakingSamples,
+    StartingElsewhere,
+    is_finished,
+)
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.clocks import RealClock, VirtualClock, epochs_of
 from fedapps.strategies.base.flower_private import is_simulation
@@ -255,8 +260,8 @@ def count_releases(settings: Settings, strategy: Strategy, lock: FolderLock, don
 
 def first_arrays(task: Any, strategy: Any) -> ArrayRecord:
     """Return the model that a new run begins with."""
-    makes = isinstance(strategy, MakingSamples)
-    first = strategy.first_arrays() if makes else task.initial_arrays()
+    elsewhere = isinstance(strategy, StartingElsewhere)
+    first = strategy.first_arrays() if elsewhere else task.initial_arrays()
     return ArrayRecord({name: Array(value) for name, value in first.items()})
 
 

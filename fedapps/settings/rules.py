@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapps.algorithms.secure.graph import LEAST
 from fedapps.errors import UserError
+from fedapps.methods import METHODS
 from fedapps.settings.tables import start_of
 from fedapps.tasks.registry import find_task
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 #: column for them.
 GROUPED = ("classification", "constrained-classification", "tabular")
 WITH_COLUMNS = (*GROUPED, "regression", "survival")
+#: Methods whose clients may have different nets.
+ANY_NET = tuple(name for name, method in METHODS.items() if method.any_net)
 
 
 class Rule(NamedTuple):
@@ -126,6 +129,18 @@ GIVEN = (
         lambda s: s.model.start == "zero" and start_of(s.entry, s.flat()),
         "{s.method} mixes two models that must differ",
         "choose 'random'",
+    ),
+    Rule(
+        "model.name",
+        lambda s: "," in s.model.name and not all(m.any_net for m in s.methods),
+        "{s.method} needs one net for all clients",
+        f"name one, or choose a method that sends none ({', '.join(ANY_NET)})",
+    ),
+    Rule(
+        "model.weights",
+        lambda s: "," in s.model.name and s.model.weights,
+        "are those of one net, and clients have several",
+        "set it to ''",
     ),
     Rule(
         "data.synthetic",

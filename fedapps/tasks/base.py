@@ -2,9 +2,10 @@
 model, and a cache of the clients' tensors.
 """
 
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
@@ -12,6 +13,7 @@ from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.data import ClientData
 from fedapps.errors import UserError
+from fedapps.models.options import names_of_nets, net_of
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:  # imported where it is needed: trees on a table do without
@@ -46,6 +48,7 @@ class TorchTask:
         self.options = options
         self.context = context
         self._work_model: nn.Module | None = None
+        self._by_net: dict[str, Self] = {}
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
@@ -82,6 +85,17 @@ class TorchTask:
         deterministic.
         """
         raise NotImplementedError
+
+    def with_net_of(self, client_id: int | str) -> Self:
+        """Return the task with the net of a client, if clients have different ones."""
+        name = net_of(self.context.model.name, client_id)
+        if name == self.context.model.name:
+            return self
+        if name not in self._by_net:
+            own = self._by_net[name] = copy(self)
+            own.context = replace(self.context, model=replace(self.context.model, name=name))
+            own._work_model = None
+        return self._by_net[name]
 
     def work_model(self) -> "nn.Module":
         """Return the module shared by the clients of this process for training and
@@ -173,7 +187,8 @@ class NetByShape(TorchTask):
         from fedapps.models.image_nets import BY_SHAPE, ONE_LAYER, build_model
 
         chosen = self.context.model
-        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
+        first = names_of_nets(chosen.name)[0]
+        name = self.usual_net if first == BY_SHAPE else first
         model = build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained)
         for parameter in model.parameters() if name in ONE_LAYER else ():
             if chosen.start == "zero":

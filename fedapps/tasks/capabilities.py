@@ -5,7 +5,7 @@ A task of your own needs only the members of ``Task``, and those of the capabili
 that its methods ask for.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -70,6 +70,14 @@ class HasNet(Protocol):
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the samples of a client as tensors."""
+
+
+@runtime_checkable
+class DealsNets(Protocol):
+    """Clients may have different nets, which ``model.name`` names."""
+
+    def with_net_of(self, client_id: int | str) -> Self:
+        """Return the task with the net of this client."""
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.source import TEST, VALIDATION, Samples
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
+from fedapps.models.options import names_of_nets
 from fedapps.notes import logger
 from fedapps.strategies.base.reply_validation import LONGEST_METRIC
 from fedapps.tasks.base import NetByShape
@@ -47,14 +48,10 @@ class Classification(DealtSamples, NetByShape):
     def __init__(self, options: Any, context: RunContext) -> None:
         from fedapps.models import image_nets
 
-        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not reference_of(
-            "model.name", context.model.name
-        ):
-            raise UserError(
-                image_nets.unknown(
-                    context.model.name, ["auto", *image_nets.NAMES, *registered("model.name")]
-                )
-            )
+        known = (image_nets.BY_SHAPE, *image_nets.NAMES)
+        for name in names_of_nets(context.model.name):
+            if name not in known and not reference_of("model.name", name):
+                raise UserError(image_nets.unknown(name, [*known, *registered("model.name")]))
         super().__init__(options, context)
 
     def read(self) -> Samples:

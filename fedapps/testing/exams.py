@@ -31,7 +31,12 @@ from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
-from fedapps.strategies.base.capabilities import MakingSamples, buffering, load_state, state_of
+from fedapps.strategies.base.capabilities import (
+    StartingElsewhere,
+    buffering,
+    load_state,
+    state_of,
+)
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.clocks import VirtualClock
 from fedapps.strategies.base.messages import innermost
@@ -355,7 +360,7 @@ def _timing(strategy: Strategy) -> Timing | None:
 
 def _start(strategy: Strategy, problem: AnyProblem) -> ArrayRecord:
     inner = innermost(strategy)
-    made = inner.first_arrays() if isinstance(inner, MakingSamples) else None
+    made = inner.first_arrays() if isinstance(inner, StartingElsewhere) else None
     return _record(problem.initial_arrays() if made is None else made)
 
 

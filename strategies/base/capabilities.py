@@ -329,15 +329,18 @@ class Hardening(Protocol):
 
 
 @runtime_checkable
-class MakingSamples(Protocol):
-    """A strategy that produces labelled synthetic samples: the run starts from its own
-    arrays, not from the task's model.
-    """
-
-    labels: NDArray[Any]
+class StartingElsewhere(Protocol):
+    """A strategy whose run starts from its own arrays, not from the task's model."""
 
     def first_arrays(self) -> Named:
         """Return the initial arrays of the run."""
+
+
+@runtime_checkable
+class MakingSamples(StartingElsewhere, Protocol):
+    """A strategy that produces labelled synthetic samples."""
+
+    labels: NDArray[Any]
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the samples x (M, ...) and labels y (M,) held in the run's current

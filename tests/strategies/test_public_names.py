@@ -53,6 +53,7 @@ METHODS = [
 CONSTRUCTED = {"ClassMeans", "FFGBDistill", "FedAvgDistill", "FedBoost", "AFLBoost", "FedDM"}
 CONSTRUCTED |= {"FedEvg", "FedGenerator", "FedFW", "ProjectedFedAvg", "DFWTrace", "Scaffold"}
 CONSTRUCTED |= {"HistogramBoosting", "FFGB", "SecureSum", "QFedAvg", "PrivateSum", "IFCA"}
+CONSTRUCTED |= {"FedProto", "FedTGP", "FedMD"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -61,6 +61,7 @@ def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chos
 
 #: Methods on a torch net whose global model is of no use without a client's part.
 NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial", "ifca"}
+NO_GLOBAL |= {"fedproto", "fedtgp", "fedmd"}
 
 
 @pytest.mark.slow
