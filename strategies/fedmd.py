@@ -52,7 +52,8 @@ class FedMD(FedAvg):
         options: FedMDOptions | None = None,
         **kwargs: Unpack[FedAvgArguments],
     ) -> None:
-        super().__init__(**{"weights": "uniform", **kwargs})
+        kwargs.setdefault("weights", "uniform")
+        super().__init__(**kwargs)
         self.shape = samples, num_classes
         self.options = options or FedMDOptions()
 

@@ -21,7 +21,7 @@ BATCH = 10
 
 
 def prototype_net(classes: int, size: int, seed: int) -> nn.Sequential:
-    """Return a net that maps classes (n,) to prototypes (n, size), drawn by the seed."""
+    """Return a net from classes (n,) to prototypes (n, size), drawn by the seed."""
     with torch_seeded(seed):
         return nn.Sequential(
             nn.Embedding(classes, size), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size)
@@ -61,7 +61,7 @@ def trained_prototypes(
     if theta:
         net.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in theta.items()})
     x, y = torch.from_numpy(seen), torch.from_numpy(labels)
-    everyone = torch.arange(net[0].num_embeddings)  # type: ignore[index, union-attr]
+    everyone = torch.arange(net[0].num_embeddings)  # type: ignore[index]
     margin, (epochs, rate) = adaptive_margin(x, y, most), steps
     optimiser = torch.optim.SGD(net.parameters(), lr=rate)
     for _ in range(epochs):

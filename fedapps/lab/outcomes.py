@@ -242,15 +242,17 @@ class Run:
         settings = settings_in(self.folder, own=True, trust=self.trust)
         task: Any = build_task(settings)
         check_usable(settings, task, "use personal_model(client)")
-        return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
+        return _loaded(
+            task.model_fn(0), net_arrays(settings, task, self.read).to_torch_state_dict()
+        )
 
     @in_python
     def personal_model(self, client: int | str) -> "nn.Module":
         """Return the model that a client was scored with, in evaluation mode. Raises
         ``UserError`` if it was not saved. ``client``: name or number.
         """
-        _, _, tensors = exported(self.folder, client, self.trust)
-        return _loaded(build_task(settings_in(self.folder, trust=self.trust)), tensors)
+        its, _, tensors = exported(self.folder, client, self.trust)
+        return _loaded(its.model, tensors)
 
     @in_python
     def scale(self, client: int | str | None = None) -> Scale | None:
@@ -425,7 +427,6 @@ def frame(rows: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":
-    net: nn.Module = task.model_fn(0)
+def _loaded(net: "nn.Module", tensors: Mapping[str, Any]) -> "nn.Module":
     net.load_state_dict(dict(tensors))
     return net.eval()

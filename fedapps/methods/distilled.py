@@ -54,7 +54,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
 
 
 def fedmd(options: FedMDOptions, task: Any, context: RunContext) -> FedMD:
-    """Return the FedMD strategy. Raises ``UserError`` if sites lack the public images."""
+    """Return the FedMD strategy. Raises ``UserError`` if sites lack public images."""
     if context.sites.own and context.public.source != "photos":
         raise UserError(
             f"public.source = {context.public.source!r}: sites with data of their own do not have "

@@ -152,7 +152,7 @@ class TorchClient:
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
-        own = task.with_net_of(client_id) if isinstance(task, DealsNets) else task
+        own: Any = task.with_net_of(client_id) if isinstance(task, DealsNets) else task
         return self.kind()(own.model_fn, data, client_id, store, own.work_model(), task.objective)
 
     def with_loss(

@@ -118,7 +118,7 @@ def size_of_prototypes(task: Any, context: RunContext) -> int:
 
     from fedapps.clients.fedproto import Representation
 
-    sizes = []
+    sizes: list[int] = []
     for k, name in enumerate(names_of_nets(context.model.name)):
         own = task.with_net_of(k)
         head, net = declared_head(own, own.context), own.work_model()

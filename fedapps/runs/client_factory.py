@@ -78,7 +78,14 @@ def task_of(context: Context) -> tuple[Settings, Task]:
     config, own = dict(context.run_config), context.node_config
     if "device" in own:
         config["device"] = own["device"]
+    if "model" in own:
+        config["model.name"] = own["model"]
     settings, task = prepare(frozenset(config.items()), str(own.get("data", "")))
+    if "model" in own and not all(method.any_net for method in settings.methods):
+        raise SiteFault(
+            f"model = {own['model']!r} in this site's node configuration: {settings.method} needs "
+            "one net for all clients: leave it out"
+        )
     if settings.sites.own and "data" not in context.node_config:
         raise SiteFault(
             "the settings describe the sites' own data, but this site has no data path: add "

@@ -5,16 +5,18 @@ equations, and nets that differ between clients.
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from torch.nn.functional import cross_entropy
 
 from fedapps.algorithms.personal.prototypes import adaptive_margin, contrast
 from fedapps.clients import FedMDClient, FedProtoClient, LocalClient
 from fedapps.clients.fedproto import Representation
-from fedapps.errors import UserError
+from fedapps.errors import SiteFault, UserError
+from fedapps.lab.api import load
 from fedapps.models.image_nets import build_model
 from fedapps.models.options import net_of
-from fedapps.runs.assembly import build_task
-from fedapps.runs.models import exported, settings_in
+from fedapps.runs.client_factory import client_of
+from fedapps.runs.models import exported
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedMD, FedMDOptions, FedProto, FedProtoOptions, FedTGP
@@ -187,11 +189,10 @@ def test_clients_with_different_nets_resume_and_export_what_was_scored(method, t
     run_inline(part, "--resume")
     for name in ("model.safetensors", "clients.csv"):
         assert (part / name).read_bytes() == (whole / name).read_bytes()
-    task = build_task(settings_in(whole))
     for client, shape in ((0, (64, 64)), (1, (16, 1, 3, 3)), (3, (16, 1, 3, 3))):
         _, _, tensors = exported(whole, client)  # compares the scores
         assert next(iter(tensors.values())).shape == shape
-        assert task.with_net_of(client).work_model().state_dict().keys() == tensors.keys()
+        assert load(whole).personal_model(client).state_dict().keys() == tensors.keys()
 
 
 @pytest.mark.parametrize(
@@ -219,4 +220,8 @@ def test_what_does_not_go_with_several_nets_is_refused(given, message):
 def test_a_site_has_the_net_that_it_names_or_that_its_name_draws():
     names = [net_of("mlp, two-nn", f"site-{i}") for i in range(20)]
     assert 4 < names.count("mlp") < 16
-    assert names == [net_of("mlp, two-nn", f"site-{i}") for i in range(20)]
+    given = {"task": "digits", "model.name": "mlp", "num-clients": 3, "method": "fedproto"}
+    node = {"partition-id": 1, "num-partitions": 3, "model": "small-cnn"}
+    site = lambda **more: Context(1, 2, node, RecordDict(), given | more)
+    assert type(client_of(site()).model.body[0]).__name__ == "Conv2d"
+    refused(lambda: client_of(site(method="fedavg")), "fedavg needs one net", SiteFault)
