@@ -45,7 +45,8 @@ class FedProtoClient(OwnNetClient):
         sums, shares = parameters
         known, device = shares > 0, self.data.train.y.device
         prototypes = torch.tensor(sums / np.where(known, shares, 1)[:, None], device=device)
-        weight = torch.tensor(FedProtoSent.from_config(config).lambda_ * known, device=device)
+        pull = FedProtoSent.from_config(config).lambda_
+        weight = torch.tensor(np.float32(pull * known), device=device)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             h, outputs = inside.both(x)
