@@ -189,10 +189,13 @@ def test_clients_with_different_nets_resume_and_export_what_was_scored(method, t
     run_inline(part, "--resume")
     for name in ("model.safetensors", "clients.csv"):
         assert (part / name).read_bytes() == (whole / name).read_bytes()
+    first = {}
     for client, shape in ((0, (64, 64)), (1, (16, 1, 3, 3)), (3, (16, 1, 3, 3))):
         _, _, tensors = exported(whole, client)  # compares the scores
-        assert next(iter(tensors.values())).shape == shape
+        first[client] = next(iter(tensors.values()))
+        assert first[client].shape == shape
         assert load(whole).personal_model(client).state_dict().keys() == tensors.keys()
+    assert not torch.equal(first[1], first[3])  # trained: they started alike
 
 
 @pytest.mark.parametrize(
