@@ -41,6 +41,7 @@ from fedapps.runs.models import (
     net_arrays,
     scale_of,
     settings_in,
+    whole,
 )
 from fedapps.settings.settings import Settings
 from fedapps.toml_text import flatten_toml, read_toml
@@ -427,5 +428,5 @@ def frame(rows: list[dict[str, Any]]) -> Any:
 
 def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":
     net: nn.Module = task.model_fn(0)
-    net.load_state_dict(dict(tensors))
+    net.load_state_dict(whole(task, tensors))
     return net.eval()

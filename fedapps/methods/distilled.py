@@ -28,7 +28,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
     from fedapps.data.images import load_public
 
     pixels = load_public(context.public, task.image_shape, task.name, context.seed)
-    net = task.model_fn(0)
+    net = task.fresh_model(0)
     set_bfloat16(net, context.train.precision == BF16)
     return Distiller(net, torch.from_numpy(pixels).to(task.device))
 

@@ -149,7 +149,8 @@ class TorchClient:
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
-        return self.kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
+        fresh = getattr(task, "fresh_model", None) or task.model_fn
+        return self.kind()(fresh, data, client_id, store, task.work_model(), task.objective)
 
     def with_loss(
         self, change: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]]"

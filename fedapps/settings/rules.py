@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapps.algorithms.secure.graph import LEAST
 from fedapps.errors import UserError
+from fedapps.models.options import ModelOptions
 from fedapps.settings.tables import start_of
 from fedapps.tasks.registry import find_task
 
@@ -32,6 +33,10 @@ class Rule(NamedTuple):
     clash: "Callable[[Settings], object]"
     why: str
     way: str
+
+
+def _of_lora(model: ModelOptions | type[ModelOptions]) -> tuple[int, float, str]:
+    return model.lora_rank, model.lora_alpha, model.lora_targets
 
 
 #: Rules about settings as they are given.
@@ -120,6 +125,12 @@ GIVEN = (
         lambda s: s.max_update_norm and s.dp.noise_multiplier and s.secure.on,
         "with secure.on = true, dp.clipping-norm bounds the updates",
         "set it to 0",
+    ),
+    Rule(
+        "model.adapter",
+        lambda s: s.model.adapter == "none" and _of_lora(s.model) != _of_lora(ModelOptions),
+        "with lora-rank, lora-alpha or lora-targets, which are for adapters",
+        "choose 'lora', or leave these out",
     ),
     Rule(
         "model.start",

@@ -88,7 +88,7 @@ class TorchTask:
         evaluation.
         """
         if self._work_model is None:
-            self._work_model = self.model_fn(0)
+            self._work_model = self.fresh_model(0)
             if self.context.model.head:
                 named: Any = self._work_model
                 # "head" may be a layer
@@ -96,15 +96,61 @@ class TorchTask:
         return self._work_model
 
     def initial_model(self) -> "nn.Module":
-        """Return the model that the run starts from: drawn by the seed, or with the
-        weights of the file ``model.weights``.
+        """Return the model that the run starts from."""
+        return self.fresh_model(self._first_seed)
+
+    def fresh_model(self, seed: int) -> "nn.Module":
+        """Return a new model to be trained: drawn by ``seed``, or, with the run's own
+        seed, with the weights of ``model.weights``; with ``model.adapter`` the frozen
+        part is always the run's.
         """
-        model = self.model_fn(derived_seed(self.context.seed, "model"))
-        if self.context.model.weights:
+        model, chosen = self._start(seed), self.context.model
+        if chosen.adapter != "none":
+            from fedapps.models.lora import adapt
+
+            adapt(model, chosen, self._head(model), self.frozen, seed)
+        return model
+
+    @cached_property
+    def frozen(self) -> "dict[str, torch.Tensor]":
+        """The parameters that ``model.adapter`` leaves as they are, by name. Raises
+        ``UserError`` if they are not those of the run.
+        """
+        from fedapps.models.lora import fingerprint, frozen_part
+
+        start = self._start(self._first_seed)
+        found, wanted = frozen_part(start, self._head(start)), self.context.model.frozen
+        if wanted not in ("", now := fingerprint(found)):
+            raise UserError(
+                f"model.frozen = {wanted!r}: this process has other frozen weights ({now}): give "
+                "it the same version of PyTorch, or the same file as model.weights"
+            )
+        return found
+
+    @property
+    def _first_seed(self) -> int:
+        return derived_seed(self.context.seed, "model")
+
+    def _start(self, seed: int) -> "nn.Module":
+        """Return a net without adapters."""
+        model, file = self.model_fn(seed), self.context.model.weights
+        if file and seed == self._first_seed:
             from fedapps.models.weights import read_weights
 
-            read_weights(model, self.context.model.weights)
+            read_weights(model, file)
         return model
+
+    def _head(self, model: "nn.Module") -> tuple[str, ...]:
+        from fedapps.clients import partial_sharing
+
+        chosen = self.context.model
+        try:
+            return head_of(model, chosen.head) if chosen.head else partial_sharing.head_of(model)
+        except ValueError:
+            raise UserError(
+                f"model.adapter = {chosen.adapter!r}: the net declares no head: set model.head to "
+                f"one of {', '.join(layers_of(model))}"
+            ) from None
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
