@@ -149,8 +149,10 @@ class TorchClient:
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
-        fresh = getattr(task, "fresh_model", None) or task.model_fn
-        return self.kind()(fresh, data, client_id, store, task.work_model(), task.objective)
+        return self.kind()(
+            getattr(task, "fresh_model", None) or task.model_fn,
+            *(data, client_id, store, task.work_model(), task.objective),
+        )
 
     def with_loss(
         self, change: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]]"

@@ -31,7 +31,7 @@ from fedapps.strategies import (
     SuPerFedOptions,
 )
 from fedapps.strategies.families.shared_part import SharedPart
-from fedapps.tasks.base import layers_of
+from fedapps.tasks.base import declared_head
 from fedapps.tasks.context import RunContext
 
 
@@ -41,27 +41,12 @@ def sharing(share: str) -> StrategyFactory:
     """
 
     def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
-        head = declared_head(task, context)
+        head = declared_head(task.work_model(), context.model.name)
         return fitting(
             FedRep(head, options) if options else PartialSharing(head, share), task, context
         )
 
     return build
-
-
-def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
-    """Return the name prefixes of the head of the task's model. Raises ``UserError`` if
-    the model declares no head.
-    """
-    from fedapps.clients import partial_sharing
-
-    try:
-        return partial_sharing.head_of(task.work_model())
-    except ValueError:
-        layers = ", ".join(layers_of(task.work_model()))
-        raise UserError(
-            f"model.head = '': {context.model.name!r} declares no head: set it to one of {layers}"
-        ) from None
 
 
 def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
@@ -223,7 +208,7 @@ METHODS: dict[str, Method] = {
         page="partial-sharing",
         builds=FedBABU,
         strategy=lambda options, task, context: fitting(
-            FedBABU(declared_head(task, context), options), task, context
+            FedBABU(declared_head(task.work_model(), context.model.name), options), task, context
         ),
         client="FedBABUClient",
     ),
@@ -247,7 +232,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         builds=Floco,
         strategy=lambda options, task, context: Floco(
-            declared_head(task, context), options, context.seed
+            declared_head(task.work_model(), context.model.name), options, context.seed
         ),
         client="FlocoClient",
     ),

@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA): clients train additions of low rank to the weights of a net,
-which stays as it is, and its head.
+"""Low-rank adapters (LoRA): clients train additions of low rank to the weights of a
+net, which stays as it is, and its head.
 
 Source: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of
 Large Language Models", ICLR 2022, arXiv 2106.09685, equation (3):
@@ -14,17 +14,17 @@ weight can have adapters. This saves bytes, not computation.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.personal.name_filter import travels
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
 
@@ -33,23 +33,28 @@ KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class LowRank(nn.Module):
-    """Parametrisation W + (alpha / r) B A of a weight W (outputs, inputs, ...), or
-    (inputs, outputs) if ``transposed``.
+    """Parametrisation W + (alpha / r) B A of the weight W of ``layer``, called ``name``.
+
+    Raises ``UserError`` if the rank is larger than that of W.
     """
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float, transposed: bool) -> None:
+    def __init__(
+        self, name: str, layer: nn.Module, options: ModelOptions, generator: torch.Generator
+    ) -> None:
         super().__init__()
-        outputs, inputs = matrix(weight, transposed).shape
-        self.scale, self.transposed = alpha / rank, transposed
-        self.lora_A = nn.Parameter(weight.new_empty(rank, inputs))
+        weight, rank = layer.get_parameter("weight").detach(), options.lora_rank
+        self.scale, self.transposed = options.lora_alpha / rank, not isinstance(layer, KINDS)
+        outputs, inputs = (weight.T if self.transposed else weight.flatten(1)).shape
+        if rank > (size := min(outputs, inputs)):
+            raise UserError(
+                f"model.lora-rank = {rank}: layer {name!r} has rank {size} at most: choose 1 to "
+                f"{size}, or model.lora-targets without it"
+            )
+        bound = inputs**-0.5  # torch's for a linear layer; the authors' program draws A so
+        self.lora_A = nn.Parameter(
+            torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator).to(weight.device)
+        )
         self.lora_B = nn.Parameter(weight.new_zeros(outputs, rank))
-
-    def draw(self, generator: torch.Generator) -> None:
-        """Draw A as torch draws a linear layer, as the authors' program does."""
-        drawn = torch.empty(self.lora_A.shape)
-        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-        with torch.no_grad():
-            self.lora_A.copy_(drawn)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight with its addition."""
@@ -57,73 +62,47 @@ class LowRank(nn.Module):
         return weight + (low.T if self.transposed else low.view_as(weight))
 
 
-def matrix(weight: Tensor, transposed: bool) -> Tensor:
-    """Return a layer's weight as (outputs, inputs)."""
-    return weight.T if transposed else weight.flatten(1)
-
-
-def transposes(layer: nn.Module) -> bool:
-    """Return whether it is the linear layer of GPT-2 in transformers, whose weight is
-    (inputs, outputs).
-    """
-    return type(layer).__name__ == "Conv1D"
-
-
-def adapt(
-    net: nn.Module,
-    options: ModelOptions,
-    head: tuple[str, ...],
-    base: Mapping[str, Tensor],
-    seed: int,
-) -> None:
-    """Freeze all of ``net`` but its head, at the weights ``base``, and give adapters,
-    drawn from ``seed``, to the layers that ``options.lora_targets`` match.
+def adapt(net: nn.Module, options: ModelOptions, base: Mapping[str, Tensor], seed: int) -> None:
+    """Freeze the parameters of ``net`` at those of ``base``, by name, and give
+    adapters, drawn from ``seed``, to frozen layers that ``options.lora_targets`` match.
 
     Raises ``UserError`` if no layer matches, or if one is smaller than the rank.
     """
     layers = {
         name: layer
         for name, layer in net.named_modules()
-        if (isinstance(layer, KINDS) or transposes(layer)) and not f"{name}.".startswith(head)
+        # Conv1D: the linear layer of GPT-2 in transformers: W is (inputs, outputs)
+        if (isinstance(layer, KINDS) or type(layer).__name__ == "Conv1D")
+        and f"{name}.weight" in base
     }
-    patterns, rank = names_in(options.lora_targets), options.lora_rank
-    chosen = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in patterns)]
+    chosen = [name for name in layers if travels(name, names_in(options.lora_targets), ())]
     if not chosen:
         raise UserError(
             f"model.lora-targets = {options.lora_targets!r}: matches no linear or convolutional "
             f"layer outside the head: choose among {', '.join(layers) or 'none: another net'}"
         )
-    for name in chosen:
-        size = min(matrix(layers[name].weight, transposes(layers[name])).shape)
-        if rank > size:
-            raise UserError(
-                f"model.lora-rank = {rank}: layer {name!r} has rank {size} at most: choose 1 to "
-                f"{size}, or model.lora-targets without it"
-            )
-    for name, parameter in net.named_parameters():
-        if name in base:
-            parameter.requires_grad_(False)
-            parameter.data = base[name]
+    parameters = dict(net.named_parameters())
+    for name, values in base.items():
+        parameters[name].requires_grad_(False).data = values
     generator = torch.Generator().manual_seed(seed)
     for name in chosen:
-        weight = layers[name].weight.detach()
-        low = LowRank(weight, rank, options.lora_alpha, transposes(layers[name]))
-        low.draw(generator)
-        register_parametrization(layers[name], "weight", low)
-    _hide(net)
+        register_parametrization(
+            layers[name], "weight", LowRank(name, layers[name], options, generator)
+        )
+    hide_frozen(net)
 
 
-def _hide(net: nn.Module) -> None:
+def hide_frozen(net: nn.Module) -> None:
     """Leave the frozen parameters out of what the net saves and loads."""
-    frozen = [n for n, p in net.named_parameters(remove_duplicate=False) if not p.requires_grad]
+    parameters = net.named_parameters(remove_duplicate=False)
+    frozen = {name: p.detach() for name, p in parameters if not p.requires_grad}
 
     def without(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for name in frozen:
             del state[f"{prefix}{name}"]
 
     def with_own(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        own = dict(module.named_parameters(remove_duplicate=False))
-        state.update({f"{prefix}{name}": own[name] for name in frozen})
+        state.update({f"{prefix}{name}": values for name, values in frozen.items()})
 
     net.register_state_dict_post_hook(without)
     net.register_load_state_dict_pre_hook(with_own)
@@ -140,14 +119,12 @@ def frozen_part(net: nn.Module, head: tuple[str, ...]) -> dict[str, Tensor]:
 
 def fingerprint(base: Mapping[str, Tensor]) -> str:
     """Return a digest of frozen weights."""
-    found = hashlib.sha256()
-    for name, tensor in base.items():
-        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+    return hashlib.sha256(save({n: t.contiguous() for n, t in base.items()})).hexdigest()[:16]
 
 
-def merged(plain: nn.Module, net: nn.Module) -> dict[str, Tensor]:
+def merged(plain: nn.Module, net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the arrays of ``plain``, the net without adapters, that predicts as
-    ``net``.
+    ``net`` with ``tensors``.
     """
+    net.load_state_dict(tensors)
     return {name: attrgetter(name)(net).detach().clone() for name in plain.state_dict()}

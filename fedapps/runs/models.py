@@ -265,9 +265,7 @@ def whole(task: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return dict(tensors)
     from fedapps.models.lora import merged
 
-    net = task.work_model()
-    net.load_state_dict(dict(tensors))
-    return merged(task.model_fn(0), net)
+    return merged(task.model_fn(0), task.work_model(), tensors)
 
 
 def write_program(client: "clients.FedAvgClient", tensors: dict[str, Any], path: Path) -> None:

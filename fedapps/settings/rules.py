@@ -35,10 +35,6 @@ class Rule(NamedTuple):
     way: str
 
 
-def _of_lora(model: ModelOptions | type[ModelOptions]) -> tuple[int, float, str]:
-    return model.lora_rank, model.lora_alpha, model.lora_targets
-
-
 #: Rules about settings as they are given.
 GIVEN = (
     Rule(
@@ -128,7 +124,13 @@ GIVEN = (
     ),
     Rule(
         "model.adapter",
-        lambda s: s.model.adapter == "none" and _of_lora(s.model) != _of_lora(ModelOptions),
+        lambda s: (
+            s.model.adapter == "none"
+            and any(
+                getattr(s.model, f"lora_{key}") != getattr(ModelOptions, f"lora_{key}")
+                for key in ("rank", "alpha", "targets")
+            )
+        ),
         "with lora-rank, lora-alpha or lora-targets, which are for adapters",
         "choose 'lora', or leave these out",
     ),

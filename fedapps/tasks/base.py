@@ -89,10 +89,6 @@ class TorchTask:
         """
         if self._work_model is None:
             self._work_model = self.fresh_model(0)
-            if self.context.model.head:
-                named: Any = self._work_model
-                # "head" may be a layer
-                named.chosen_head = head_of(self._work_model, self.context.model.head)
         return self._work_model
 
     def initial_model(self) -> "nn.Module":
@@ -108,7 +104,7 @@ class TorchTask:
         if chosen.adapter != "none":
             from fedapps.models.lora import adapt
 
-            adapt(model, chosen, self._head(model), self.frozen, seed)
+            adapt(model, chosen, self.frozen, seed)
         return model
 
     @cached_property
@@ -118,12 +114,13 @@ class TorchTask:
         """
         from fedapps.models.lora import fingerprint, frozen_part
 
-        start = self._start(self._first_seed)
-        found, wanted = frozen_part(start, self._head(start)), self.context.model.frozen
-        if wanted not in ("", now := fingerprint(found)):
+        start, chosen = self._start(self._first_seed), self.context.model
+        found = frozen_part(start, declared_head(start, chosen.name))
+        if chosen.frozen not in ("", now := fingerprint(found)):
             raise UserError(
-                f"model.frozen = {wanted!r}: this process has other frozen weights ({now}): give "
-                "it the same version of PyTorch, or the same file as model.weights"
+                f"model.frozen = {chosen.frozen!r}: this process has other frozen weights ({now}): "
+                "give it the same version of PyTorch, and the same file as model.weights or folder "
+                "as model.name"
             )
         return found
 
@@ -133,24 +130,14 @@ class TorchTask:
 
     def _start(self, seed: int) -> "nn.Module":
         """Return a net without adapters."""
-        model, file = self.model_fn(seed), self.context.model.weights
-        if file and seed == self._first_seed:
+        model, chosen = self.model_fn(seed), self.context.model
+        if chosen.weights and seed == self._first_seed:
             from fedapps.models.weights import read_weights
 
-            read_weights(model, file)
+            read_weights(model, chosen.weights)
+        if chosen.head:  # "head" may be a layer
+            model.chosen_head = head_of(model, chosen.head)  # type: ignore[assignment]
         return model
-
-    def _head(self, model: "nn.Module") -> tuple[str, ...]:
-        from fedapps.clients import partial_sharing
-
-        chosen = self.context.model
-        try:
-            return head_of(model, chosen.head) if chosen.head else partial_sharing.head_of(model)
-        except ValueError:
-            raise UserError(
-                f"model.adapter = {chosen.adapter!r}: the net declares no head: set model.head to "
-                f"one of {', '.join(layers_of(model))}"
-            ) from None
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
@@ -243,6 +230,21 @@ def dealt(client_id: int | str, num_clients: int) -> int:
             "partition-id)"
         )
     return client_id
+
+
+def declared_head(model: "nn.Module", name: str) -> tuple[str, ...]:
+    """Return the name prefixes of the head of the net ``name``. Raises ``UserError`` if
+    it declares no head.
+    """
+    from fedapps.clients import partial_sharing
+
+    try:
+        return partial_sharing.head_of(model)
+    except ValueError:
+        raise UserError(
+            f"model.head = '': {name!r} declares no head: set it to one of "
+            f"{', '.join(layers_of(model))}"
+        ) from None
 
 
 def head_of(model: "nn.Module", names: str) -> tuple[str, ...]:

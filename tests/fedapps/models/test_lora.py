@@ -104,7 +104,7 @@ def adapted(seed):
     """The net with A = I, and alpha = r = 4."""
     net = Linear(seed)
     options = ModelOptions(lora_rank=4, lora_alpha=4.0)
-    adapt(net, options, net.head, frozen_part(Linear(1), net.head), seed)
+    adapt(net, options, frozen_part(Linear(1), net.head), seed)
     with torch.no_grad():
         net.body[1].parametrizations.weight[0].lora_A.copy_(torch.eye(4))
     return net
@@ -149,7 +149,7 @@ class Conv1D(nn.Module):
 def test_the_addition_is_alpha_over_r_times_b_a_of_the_inputs(layer, samples):
     net, before = nn.Sequential(layer), layer(samples).detach()
     options = ModelOptions(lora_rank=2, lora_alpha=6.0)
-    adapt(net, options, ("head.",), frozen_part(net, ("head.",)), 0)
+    adapt(net, options, frozen_part(net, ("head.",)), 0)
     low = layer.parametrizations.weight[0]
     assert isinstance(low, LowRank)
     assert (low.lora_A.shape, low.lora_B.shape) == ((2, 5), (7, 2))
