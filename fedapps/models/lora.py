@@ -33,7 +33,7 @@ KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class LowRank(nn.Module):
-    """Parametrisation W + (alpha / r) B A of the weight W of ``layer``, called ``name``.
+    """Parametrisation W + (alpha / r) B A of the weight W of the layer ``name``.
 
     Raises ``UserError`` if the rank is larger than that of W.
     """
