@@ -148,7 +148,7 @@ class FedRepClient(PartialClient):
         others = [
             p
             for name, p in self.model.named_parameters()
-            if travels[name] != shared and p.requires_grad
+            if p.requires_grad and travels[name] != shared
         ]
         for parameter in others:
             parameter.requires_grad_(False)

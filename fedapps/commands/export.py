@@ -20,6 +20,7 @@ from fedapps.runs.models import (
     of_nobody,
     scale_of,
     settings_in,
+    whole,
     write_program,
 )
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
@@ -91,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
             f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
             for name in ("center", "scale")
         }
-    write_model(tensors, metadata, out)
+    write_model(whole(task, tensors), metadata, out)
     named = {name.removesuffix("-mean"): value for name, value in scores.items()}
     own = {} if number is not None else {k: named.pop(k) for k in LEADING if k in named}
     shown = ", ".join(

@@ -41,8 +41,10 @@ from fedapps.runs.models import (
     net_arrays,
     scale_of,
     settings_in,
+    whole,
 )
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import with_net_of
 from fedapps.toml_text import flatten_toml, read_toml
 
 if TYPE_CHECKING:
@@ -242,9 +244,7 @@ class Run:
         settings = settings_in(self.folder, own=True, trust=self.trust)
         task: Any = build_task(settings)
         check_usable(settings, task, "use personal_model(client)")
-        return _loaded(
-            task.model_fn(0), net_arrays(settings, task, self.read).to_torch_state_dict()
-        )
+        return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
     @in_python
     def personal_model(self, client: int | str) -> "nn.Module":
@@ -252,7 +252,8 @@ class Run:
         ``UserError`` if it was not saved. ``client``: name or number.
         """
         its, _, tensors = exported(self.folder, client, self.trust)
-        return _loaded(its.model, tensors)
+        task = build_task(settings_in(self.folder, trust=self.trust))
+        return _loaded(with_net_of(task, its.client_id), tensors)
 
     @in_python
     def scale(self, client: int | str | None = None) -> Scale | None:
@@ -427,6 +428,7 @@ def frame(rows: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _loaded(net: "nn.Module", tensors: Mapping[str, Any]) -> "nn.Module":
-    net.load_state_dict(dict(tensors))
+def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":
+    net: nn.Module = task.model_fn(0)
+    net.load_state_dict(whole(task, tensors))
     return net.eval()

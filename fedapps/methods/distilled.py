@@ -48,7 +48,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
     from fedapps.algorithms.boosting.regression import Distiller
     from fedapps.algorithms.common.precision import set_bfloat16
 
-    net = task.model_fn(0)
+    net = task.fresh_model(0)
     set_bfloat16(net, context.train.precision == BF16)
     return Distiller(net, public_images(task))
 

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps import clients
 from fedapps.algorithms.common.options import Options, option
-from fedapps.tasks.capabilities import DealsNets
+from fedapps.tasks.capabilities import with_net_of
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import NET_TASKS
 
@@ -152,8 +152,11 @@ class TorchClient:
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
-        own: Any = task.with_net_of(client_id) if isinstance(task, DealsNets) else task
-        return self.kind()(own.model_fn, data, client_id, store, own.work_model(), task.objective)
+        own = with_net_of(task, client_id)
+        return self.kind()(
+            getattr(own, "fresh_model", None) or own.model_fn,
+            *(data, client_id, store, own.work_model(), task.objective),
+        )
 
     def with_loss(
         self, change: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]]"

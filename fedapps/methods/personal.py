@@ -34,7 +34,7 @@ from fedapps.strategies import (
     SuPerFedOptions,
 )
 from fedapps.strategies.families.shared_part import SharedPart
-from fedapps.tasks.base import layers_of
+from fedapps.tasks.base import declared_head
 from fedapps.tasks.context import RunContext
 
 
@@ -44,27 +44,12 @@ def sharing(share: str) -> StrategyFactory:
     """
 
     def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
-        head = declared_head(task, context)
+        head = declared_head(task.work_model(), context.model.name)
         return fitting(
             FedRep(head, options) if options else PartialSharing(head, share), task, context
         )
 
     return build
-
-
-def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
-    """Return the name prefixes of the head of the task's model. Raises ``UserError`` if
-    the model declares no head.
-    """
-    from fedapps.clients import partial_sharing
-
-    try:
-        return partial_sharing.head_of(task.work_model())
-    except ValueError:
-        layers = ", ".join(layers_of(task.work_model()))
-        raise UserError(
-            f"model.head = '': {context.model.name!r} declares no head: set it to one of {layers}"
-        ) from None
 
 
 def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
@@ -121,7 +106,7 @@ def size_of_prototypes(task: Any, context: RunContext) -> int:
     sizes: list[int] = []
     for k, name in enumerate(names_of_nets(context.model.name)):
         own = task.with_net_of(k)
-        head, net = declared_head(own, own.context), own.work_model()
+        head, net = declared_head(own.work_model(), name), own.work_model()
         if all(n.startswith(head) for n, _ in net.named_parameters()):
             raise UserError(
                 f"model.name: {name!r} has no layer before its head, so nothing to share: leave it "
@@ -253,7 +238,7 @@ METHODS: dict[str, Method] = {
         page="partial-sharing",
         builds=FedBABU,
         strategy=lambda options, task, context: fitting(
-            FedBABU(declared_head(task, context), options), task, context
+            FedBABU(declared_head(task.work_model(), context.model.name), options), task, context
         ),
         client="FedBABUClient",
     ),
@@ -277,7 +262,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         builds=Floco,
         strategy=lambda options, task, context: Floco(
-            declared_head(task, context), options, context.seed
+            declared_head(task.work_model(), context.model.name), options, context.seed
         ),
         client="FlocoClient",
     ),

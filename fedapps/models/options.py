@@ -40,6 +40,22 @@ class ModelOptions(Options):
         'fedper, lg-fedavg, fedrep: the layers of the head, separated by commas; "": those that '
         "the net declares",
     )
+    adapter: str = option(
+        "none",
+        "lora: clients train low-rank additions to the weights of the net, which stays as it is, "
+        "and its head; only these are sent",
+        choices=["none", "lora"],
+    )
+    lora_rank: int = option(8, "r, rank of the additions", low=1)
+    lora_alpha: float = option(8.0, "alpha: additions count alpha / r", low=0, open_low=True)
+    lora_targets: str = option(
+        "*",
+        "layers that get them: names of linear or convolutional layers separated by commas, in "
+        'which "*" matches anything; never those of the head',
+    )
+    frozen: str = option(
+        "", "digest of the frozen weights, which `fedapps run` fills in: sites must have the same"
+    )
 
 
 def local_name(name: str) -> str:

@@ -120,9 +120,17 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
 
 def check_steps(settings: Settings, task: Any) -> None:
     """Raise ``UserError`` if the clients, or their samples, do not support
-    ``train.precision`` or ``data.augment``.
+    ``train.precision``, ``data.augment`` or ``model.adapter``.
     """
     precision, augment = settings.train.precision, settings.data.augment
+    for half in settings.halves or (settings,):
+        if settings.model.adapter != "none" and not (
+            client_class(half) and hasattr(task, "fresh_model")
+        ):
+            raise UserError(
+                f"model.adapter = {settings.model.adapter!r}: clients of method {half.method!r} "
+                f"do not train the net of task {settings.task!r}: leave it 'none'"
+            )
     for key, value, usual, reason in (
         ("train.precision", precision, TrainOptions.precision, "needs_float32"),
         ("data.augment", augment, DataOptions.augment, "needs_own_samples"),

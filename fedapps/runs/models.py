@@ -36,6 +36,7 @@ from fedapps.strategies.base.capabilities import declared
 from fedapps.strategies.base.messages import innermost
 from fedapps.strategies.families.pooled_choice import PooledChoice
 from fedapps.strategies.families.shared_part import SharedPart
+from fedapps.tasks.base import TorchTask
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
@@ -256,6 +257,17 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
             "to export"
         )
     return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
+
+
+def whole(task: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of the task's net, with the adapters in its weights if the run
+    trained some.
+    """
+    if not isinstance(task, TorchTask) or task.context.model.adapter == "none":
+        return dict(tensors)
+    from fedapps.models.lora import merged
+
+    return merged(task.model_fn(0), task.work_model(), tensors)
 
 
 def write_program(client: "clients.FedAvgClient", tensors: dict[str, Any], path: Path) -> None:

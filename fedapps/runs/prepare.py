@@ -32,6 +32,7 @@ from fedapps.runs.devices import Asked, chosen_device
 from fedapps.settings.reading import chosen, default_config, read_settings
 from fedapps.settings.rules import COUNTED, refuse
 from fedapps.settings.settings import Settings
+from fedapps.tasks.base import TorchTask
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
 from fedapps.tracking.names import check_installed
@@ -93,6 +94,7 @@ def assemble(settings: Settings, asked: Asked | None = None, here: bool = False)
     """
     # imported late: it loads PyTorch, while a SuperLink may be starting
     from fedapps.models.image_nets import BY_SHAPE
+    from fedapps.models.lora import fingerprint
 
     check_installed(settings.track)
     auto = settings.device == "auto"
@@ -113,6 +115,8 @@ def assemble(settings: Settings, asked: Asked | None = None, here: bool = False)
         # so that the results contain the net's name
         settings = settings.but(model={"name": task.usual_net})
     strategy = checked_strategy(settings, task)
+    if settings.model.adapter != "none" and isinstance(task, TorchTask):  # sites compare
+        settings = settings.but(model={"frozen": fingerprint(task.frozen)})
     if not settings.sites.own:
         check_client(settings, task)
         check_validation(settings, task)

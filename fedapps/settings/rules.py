@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedapps.algorithms.secure.graph import LEAST
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
+from fedapps.models.options import ModelOptions
 from fedapps.settings.tables import start_of
 from fedapps.tasks.registry import find_task
 
@@ -125,6 +126,18 @@ GIVEN = (
         "set it to 0",
     ),
     Rule(
+        "model.adapter",
+        lambda s: (
+            s.model.adapter == "none"
+            and any(
+                getattr(s.model, f"lora_{key}") != getattr(ModelOptions, f"lora_{key}")
+                for key in ("rank", "alpha", "targets")
+            )
+        ),
+        "with lora-rank, lora-alpha or lora-targets, which are for adapters",
+        "choose 'lora', or leave these out",
+    ),
+    Rule(
         "model.start",
         lambda s: s.model.start == "zero" and start_of(s.entry, s.flat()),
         "{s.method} mixes two models that must differ",
@@ -135,6 +148,12 @@ GIVEN = (
         lambda s: "," in s.model.name and not all(m.any_net for m in s.methods),
         "{s.method} needs one net for all clients",
         f"name one, or choose a method that sends none ({', '.join(ANY_NET)})",
+    ),
+    Rule(
+        "model.adapter",
+        lambda s: "," in s.model.name and s.model.adapter != "none",
+        "is for one net, and clients have several",
+        "leave it 'none'",
     ),
     Rule(
         "model.weights",

@@ -102,22 +102,55 @@ class TorchTask:
         evaluation.
         """
         if self._work_model is None:
-            self._work_model = self.model_fn(0)
-            if self.context.model.head:
-                named: Any = self._work_model
-                # "head" may be a layer
-                named.chosen_head = head_of(self._work_model, self.context.model.head)
+            self._work_model = self.fresh_model(0)
         return self._work_model
 
     def initial_model(self) -> "nn.Module":
-        """Return the model that the run starts from: drawn by the seed, or with the
-        weights of the file ``model.weights``.
+        """Return the model that the run starts from."""
+        return self.fresh_model(self._first_seed)
+
+    def fresh_model(self, seed: int) -> "nn.Module":
+        """Return a new model to be trained: drawn by ``seed``, or, with the run's own
+        seed, with the weights of ``model.weights``; with ``model.adapter`` the frozen
+        part is always the run's.
         """
-        model = self.model_fn(derived_seed(self.context.seed, "model"))
-        if self.context.model.weights:
+        model, chosen = self._start(seed), self.context.model
+        if chosen.adapter != "none":
+            from fedapps.models.lora import adapt
+
+            adapt(model, chosen, self.frozen, seed)
+        return model
+
+    @cached_property
+    def frozen(self) -> "dict[str, torch.Tensor]":
+        """The parameters that ``model.adapter`` leaves as they are, by name. Raises
+        ``UserError`` if they are not those of the run.
+        """
+        from fedapps.models.lora import fingerprint, frozen_part
+
+        start, chosen = self._start(self._first_seed), self.context.model
+        found = frozen_part(start, declared_head(start, chosen.name))
+        if chosen.frozen not in ("", now := fingerprint(found)):
+            raise UserError(
+                f"model.frozen = {chosen.frozen!r}: this process has other frozen weights ({now}): "
+                "give it the same version of PyTorch, and the same file as model.weights or folder "
+                "as model.name"
+            )
+        return found
+
+    @property
+    def _first_seed(self) -> int:
+        return derived_seed(self.context.seed, "model")
+
+    def _start(self, seed: int) -> "nn.Module":
+        """Return a net without adapters."""
+        model, chosen = self.model_fn(seed), self.context.model
+        if chosen.weights and seed == self._first_seed:
             from fedapps.models.weights import read_weights
 
-            read_weights(model, self.context.model.weights)
+            read_weights(model, chosen.weights)
+        if chosen.head:  # "head" may be a layer
+            model.chosen_head = head_of(model, chosen.head)  # type: ignore[assignment]
         return model
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
@@ -212,6 +245,21 @@ def dealt(client_id: int | str, num_clients: int) -> int:
             "partition-id)"
         )
     return client_id
+
+
+def declared_head(model: "nn.Module", name: str) -> tuple[str, ...]:
+    """Return the name prefixes of the head of the net ``name``. Raises ``UserError`` if
+    it declares no head.
+    """
+    from fedapps.clients import partial_sharing
+
+    try:
+        return partial_sharing.head_of(model)
+    except ValueError:
+        raise UserError(
+            f"model.head = '': {name!r} declares no head: set it to one of "
+            f"{', '.join(layers_of(model))}"
+        ) from None
 
 
 def head_of(model: "nn.Module", names: str) -> tuple[str, ...]:

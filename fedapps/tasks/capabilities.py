@@ -80,6 +80,11 @@ class DealsNets(Protocol):
         """Return the task with the net of this client."""
 
 
+def with_net_of(task: Any, client_id: int | str) -> Any:
+    """Return the task with the net of a client."""
+    return task.with_net_of(client_id) if isinstance(task, DealsNets) else task
+
+
 @runtime_checkable
 class NamesNet(Protocol):
     """``model.name = "auto"`` stands for the net ``usual_net``."""
