@@ -47,6 +47,7 @@ WITHOUT_STEPS = [
     {"method": "fedevg"},
     {"method": "fedcgan"},
     {"method": "feddm"},
+    {"method": "fens"},
     {"method": "histogram-boosting"},
     {"method": "fedboost", "task": "ensemble-classification"},
     {"method": "fedfw", "task": "constrained-classification"},
@@ -58,8 +59,8 @@ REFUSED = [
     *(
         (
             {**given, key: value},
-            f"^{key} = '{value}': method '{given['method']}': its clients take no local steps of "
-            "SGD",
+            f"^{key} = '{value}': method '{given['method']}': its clients do not train the "
+            "task's net by the options of train",
         )
         for given in WITHOUT_STEPS
         for key, value in (BF16 | AUGMENT).items()
@@ -84,7 +85,8 @@ REFUSED = [
             ({"method": "propfair"}, "Adam divides gradients by their size"),
             ({"method": "q-fedavg"}, "q-FedAvg takes L from the learning rate"),
             ({"method": "ffgb-distill"}, "it has an optimiser of its own"),
-            ({"method": "fedfw"}, "its clients do not take such steps"),
+            ({"method": "fedfw"}, "its clients do not train the task's net by"),
+            ({"method": "fens"}, "its clients do not train the task's net by"),
             (HALVES | {"warm-start.then": "scaffold"}, "method 'scaffold'"),
         )
     ),
