@@ -93,11 +93,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "line"), REFUSED)
-def test_what_clients_cannot_do_is_refused_in_one_line(given, line):
-    refused(lambda: prepared(**given), line, UserError)
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -109,10 +104,18 @@ def test_what_they_can_do_is_taken(given):
     assert prepared(**given).settings.method == given["method"]
 
 
-def test_a_task_that_does_not_augment_is_refused():
-    settings = with_defaults({**SMALL, **AUGMENT})
-    why = "^data.augment = 'crop-flip': task 'digits' does not augment"
-    refused(lambda: check_steps(settings, Blobs()), why, UserError)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *((lambda given=given: prepared(**given), line) for given, line in REFUSED),
+        (
+            lambda: check_steps(with_defaults({**SMALL, **AUGMENT}), Blobs()),
+            "^data.augment = 'crop-flip': task 'digits' does not augment",
+        ),
+    ],
+)
+def test_what_clients_cannot_do_is_refused_in_one_line(call, message):
+    refused(call, message, UserError)
 
 
 def test_a_device_without_bfloat16_is_refused_before_the_start(monkeypatch):
