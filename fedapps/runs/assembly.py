@@ -26,6 +26,9 @@ from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, HasNet, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 
+#: Why ``train`` options are refused where a method does not train the task's net itself.
+NO_STEPS = "its clients do not train the task's net by the options of train"
+
 
 class Parts(NamedTuple):
     """The parts of a run, built once: its checked settings, task and strategy."""
@@ -113,7 +116,7 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
         makers = [kind, *chain(strategy)]
         reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
         if name != TrainOptions.optimizer and not kind and half.method in METHODS:
-            reasons.append("its clients do not take such steps: leave it out")
+            reasons.append(f"{NO_STEPS}: leave it out")
         if why := next(filter(None, reasons), ""):
             raise UserError(f"train.optimizer = {name!r}: method {half.method!r}: {why}")
 
@@ -137,7 +140,7 @@ def check_steps(settings: Settings, task: Any) -> None:
     ):
         for half in (settings.halves or (settings,)) if value != usual else ():
             kind = client_class(half)
-            why = getattr(kind, reason, "") if kind else "its clients take no local steps of SGD"
+            why = getattr(kind, reason, "") if kind else NO_STEPS
             if why and half.method in METHODS:
                 raise UserError(
                     f"{key} = {value!r}: method {half.method!r}: {why}: leave it {usual!r}"
@@ -176,7 +179,7 @@ def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:
         except ValueError as error:
             raise UserError(str(error)) from None
         if not (kind := client_class(half)):
-            why = "its clients do not take local steps of SGD"
+            why = NO_STEPS
         else:
             from fedapps.clients.steps.trained_net import why_all_steps
 

@@ -431,19 +431,6 @@ def test_strategies_that_late_replies_would_break_are_refused(strategy, why):
     refused(lambda: run(strategy(), grid, 2), why)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "why"),
-    [
-        (FedBuff(FedAvg(), FedBuffOptions(4)), "buffer = 4, but 3 clients train"),
-        (FedBuff(FlowerFedAdam(), FedBuffOptions(1)), "FedAdam waits for 2 clients"),
-        # as a part of a warm start it would be synchronous
-        (WarmStart(FedBuff(FedAvg()), 1, FedAvg()), "outermost"),
-    ],
-)
-def test_what_would_wait_for_ever_or_for_all_is_refused(strategy, why):
-    refused(lambda: run(strategy, grid_of(6, measured(*range(6)), per_round=3), 2), why)
-
-
 def test_one_of_flowers_strategies_may_wait_for_one():
     few = FedBuff(FlowerFedAdam(min_available_nodes=1, min_train_nodes=1), FedBuffOptions(1))
     assert len(run(few, grid_of(6, measured(*range(6)), per_round=3), 4)[1]) == 4
@@ -795,17 +782,42 @@ def test_a_site_that_does_not_read_the_seconds_is_in_time_if_it_is_fast(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("strategy", "why"),
+    ("call", "message"),
     [
-        (lambda: Scaffold(), "number of all local steps"),
-        (lambda: FedDyn(), "solved"),
-        (lambda: WarmStart(FedAvg(), 1, Scaffold()), "number of all local steps"),
-        (lambda: Robust(Scaffold(), RobustOptions("multi-krum")), "number of all local steps"),
-        (lambda: type("Own", (FedAvg,), {"aggregate_train": lambda self, r, m: m})(), "does not say"),
+        *(
+            (
+                lambda strategy=strategy: run(
+                    strategy, grid_of(6, measured(*range(6)), per_round=3), 2
+                ),
+                why,
+            )
+            for strategy, why in [
+                (FedBuff(FedAvg(), FedBuffOptions(4)), "buffer = 4, but 3 clients train"),
+                (FedBuff(FlowerFedAdam(), FedBuffOptions(1)), "FedAdam waits for 2 clients"),
+                # as a part of a warm start it would be synchronous
+                (WarmStart(FedBuff(FedAvg()), 1, FedAvg()), "outermost"),
+            ]
+        ),
+        *(
+            (lambda strategy=strategy: two(1, 1, strategy=strategy()), f"late = 'partial'.*{why}")
+            for strategy, why in [
+                (lambda: Scaffold(), "number of all local steps"),
+                (lambda: FedDyn(), "solved"),
+                (lambda: WarmStart(FedAvg(), 1, Scaffold()), "number of all local steps"),
+                (
+                    lambda: Robust(Scaffold(), RobustOptions("multi-krum")),
+                    "number of all local steps",
+                ),
+                (
+                    lambda: type("Own", (FedAvg,), {"aggregate_train": lambda self, r, m: m})(),
+                    "does not say",
+                ),
+            ]
+        ),
     ],
-)  # fmt: skip
-def test_strategies_that_need_all_steps_are_refused(strategy, why):
-    refused(lambda: two(1, 1, strategy=strategy()), f"late = 'partial'.*{why}")
+)
+def test_what_cannot_be_asynchronous_or_done_in_part_is_refused(call, message):
+    refused(call, message)
 
 
 def test_what_averages_is_not_refused():

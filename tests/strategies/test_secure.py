@@ -336,19 +336,7 @@ def test_updates_are_clipped_by_the_clients():
     np.testing.assert_allclose(found["v"], plain["v"], rtol=1e-6)
 
 
-def test_too_few_neighbours_for_the_clients_are_refused():
-    few = SecureOptions(on=True, neighbours=4, consistency=False)
-    refused(lambda: run(FedAvg(), 7, options=few), r"neighbours = 4: with 7 clients, .* choose")
-
-
 CONTENT = RecordDict({"arrays": to_record(["v"], [START["v"]]), "config": ConfigRecord()})
-
-
-def test_a_vector_has_the_length_of_its_layout():
-    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False)
-    layout = Layout([("v", (2, 2), "float64")]).to_text()
-    reply = RecordDict({"masked": to_record(["masked"], [np.zeros(6 * 5, np.uint8)])})
-    refused(lambda: vector_of(terms, CONTENT, reply, layout), "its vector has 30 bytes")
 
 
 def test_sums_are_the_reply_of_one_client():
@@ -542,13 +530,33 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
     assert ("train" in inner.steps, strategy.releases) == (False, 0)
 
 
-def test_without_secure_sums_nobody_would_add_noise():
-    refused(lambda: run(private(), start=LONG), "without secure sums nobody adds noise")
-
-
-def test_a_second_bound_is_refused():
-    bound = UpdateBound(max_update_norm=1.0)
-    refused(lambda: run(private(), start=LONG, options=ON, bound=bound), "clipping-norm = 2 bounds")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: run(
+                FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False)
+            ),
+            "neighbours = 4: with 7 clients, .* choose",
+        ),
+        (
+            lambda: vector_of(
+                Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False),
+                CONTENT,
+                RecordDict({"masked": to_record(["masked"], [np.zeros(6 * 5, np.uint8)])}),
+                Layout([("v", (2, 2), "float64")]).to_text(),
+            ),
+            "its vector has 30 bytes",
+        ),
+        (lambda: run(private(), start=LONG), "without secure sums nobody adds noise"),
+        (
+            lambda: run(private(), start=LONG, options=ON, bound=UpdateBound(max_update_norm=1.0)),
+            "clipping-norm = 2 bounds",
+        ),
+    ],
+)
+def test_sums_and_noise_that_cannot_be_are_refused(call, message):
+    refused(call, message)
 
 
 JOB = {

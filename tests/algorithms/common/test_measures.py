@@ -144,25 +144,6 @@ def test_the_worst_losses_are_the_highest():
     )
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: gini(np.array([])),
-        lambda: describe_clients(np.zeros((2, 2)), "x"),
-        lambda: topk_accuracy(np.zeros((0, 3)), np.zeros(0, int)),
-        lambda: topk_accuracy(np.zeros((3, 3)), np.zeros(2, int)),
-        lambda: calibration_errors(np.zeros((3, 3)), np.zeros(2, int)),
-        lambda: worst_share(np.ones(3), 0.0),
-        lambda: auroc(np.ones(3), np.ones(3, int)),
-        lambda: auroc(np.array([1.0, np.nan]), np.array([0, 1])),
-        lambda: auroc(np.ones(2), np.array([1, 2])),
-        lambda: auroc(np.ones((3, 1)), np.array([1, 0, 1])),
-    ],
-)
-def test_bad_input_is_refused(call):
-    refused(call, r"need|must be")
-
-
 # --- pooled scores --------------------------------------------------------------------
 
 # From counts and sums of clients: concordance, precision and recall, errors of numbers.
@@ -304,11 +285,32 @@ def test_constant_targets_have_no_r2_whatever_rounding_says(value):
     assert "r2" not in errors_of(*pooled([(7, error_sums(y, y)), (3, error_sums(y[:3], y[:3]))]))
 
 
-def test_shapes_that_would_be_broadcast_are_refused():
-    refused(
-        lambda: error_sums(np.zeros((5,)), np.zeros((5, 1))),
-        r"must be \(n, targets\), n > 0, and alike",
-    )
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (call, r"need|must be")
+            for call in [
+                lambda: gini(np.array([])),
+                lambda: describe_clients(np.zeros((2, 2)), "x"),
+                lambda: topk_accuracy(np.zeros((0, 3)), np.zeros(0, int)),
+                lambda: topk_accuracy(np.zeros((3, 3)), np.zeros(2, int)),
+                lambda: calibration_errors(np.zeros((3, 3)), np.zeros(2, int)),
+                lambda: worst_share(np.ones(3), 0.0),
+                lambda: auroc(np.ones(3), np.ones(3, int)),
+                lambda: auroc(np.array([1.0, np.nan]), np.array([0, 1])),
+                lambda: auroc(np.ones(2), np.array([1, 2])),
+                lambda: auroc(np.ones((3, 1)), np.array([1, 0, 1])),
+            ]
+        ),
+        (
+            lambda: error_sums(np.zeros((5,)), np.zeros((5, 1))),
+            r"must be \(n, targets\), n > 0, and alike",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    refused(call, message)
 
 
 # --- measures by group ----------------------------------------------------------------

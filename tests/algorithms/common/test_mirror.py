@@ -85,25 +85,34 @@ def test_a_weight_that_all_but_vanished_can_return():
     np.testing.assert_allclose(entropy_step(alpha, np.array([-1e6, 0.0]), 1.0), [1, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MIRRORS)
 @pytest.mark.parametrize(
-    ("alpha", "gradient", "rate", "floor", "message"),
+    ("call", "message"),
     [
-        ([0.5, np.nan], [0, 0], 1, 0, "1 entries that are not finite"),
-        ([0.5, 0.4], [0, 0], 1, 0, "sums to 0.9"),
-        ([1.5, -0.5], [0, 0], 1, 0, "no negative entry"),
-        ([0.5, 0.5], [0, np.inf], 1, 0, "gradient has 1 entries"),
-        ([0.5, 0.5], [0, 1e300], 1e300, 0, "not finite"),
-        ([0.5, 0.5], [0, 0, 0], 1, 0, "a gradient of 3"),
-        ([0.5, 0.5], [0, 0], 1, 0.6, r"choose a floor in \[0, 0.5\]"),
-        ([0.5, 0.5], [0, 0], 1, -0.1, "choose a floor"),
-        ([], [], 1, 0, "at least one entry"),
+        *(
+            (
+                lambda name=name, alpha=alpha, gradient=gradient, rate=rate, floor=floor: MIRRORS[
+                    name
+                ](alpha, gradient, rate, floor),
+                message,
+            )
+            for name in MIRRORS
+            for alpha, gradient, rate, floor, message in [
+                ([0.5, np.nan], [0, 0], 1, 0, "1 entries that are not finite"),
+                ([0.5, 0.4], [0, 0], 1, 0, "sums to 0.9"),
+                ([1.5, -0.5], [0, 0], 1, 0, "no negative entry"),
+                ([0.5, 0.5], [0, np.inf], 1, 0, "gradient has 1 entries"),
+                ([0.5, 0.5], [0, 1e300], 1e300, 0, "not finite"),
+                ([0.5, 0.5], [0, 0, 0], 1, 0, "a gradient of 3"),
+                ([0.5, 0.5], [0, 0], 1, 0.6, r"choose a floor in \[0, 0.5\]"),
+                ([0.5, 0.5], [0, 0], 1, -0.1, "choose a floor"),
+                ([], [], 1, 0, "at least one entry"),
+            ]
+        ),
+        *(
+            (lambda log_v=log_v: project_simplex_entropy(log_v), "log")
+            for log_v in [[np.nan, 0], [np.inf, 0], [-np.inf, -np.inf], [[0.0]], []]
+        ),
     ],
 )
-def test_bad_input_of_a_step(name, alpha, gradient, rate, floor, message):
-    refused(lambda: MIRRORS[name](alpha, gradient, rate, floor), message)
-
-
-@pytest.mark.parametrize("log_v", [[np.nan, 0], [np.inf, 0], [-np.inf, -np.inf], [[0.0]], []])
-def test_bad_log_weights(log_v):
-    refused(lambda: project_simplex_entropy(log_v), "log")
+def test_bad_input_is_refused(call, message):
+    refused(call, message)

@@ -147,26 +147,6 @@ def test_a_point_of_the_set_may_be_the_median():
     np.testing.assert_allclose(steiner, [0.5, np.sqrt(3) / 6], atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("rule", "x", "f"),
-    [
-        ("trimmed mean", np.zeros((4, 1)), 2),
-        ("krum", np.zeros((4, 1)), 1),
-        ("multi-krum", np.zeros((6, 1)), 2),
-        ("median", np.zeros((0, 1)), 0),
-        ("median", np.array([[np.nan]]), 0),
-        ("geometric median", np.zeros(3), 0),
-        ("trimmed mean", np.zeros((4, 1)), -1),
-    ],
-)
-def test_too_few_points(rule, x, f):
-    refused(lambda: RULES[rule](x, f), "need at least")
-
-
-def test_more_points_than_krum_may_choose():
-    refused(lambda: multi_krum(np.zeros((5, 1)), 1, 5), r"choose 1\.\.4")
-
-
 # --- averaging ------------------------------------------------------------------------
 
 
@@ -219,6 +199,30 @@ def test_a_difference_of_equal_infinities_is_0():
     assert np.isposinf(difference(np.array(1.0), np.array(-np.inf)))
 
 
-@pytest.mark.parametrize("weights", [[], [1], [0, 0], [-1, 2], [np.inf, 1], [np.nan, 1]])
-def test_bad_weights(weights):
-    refused(lambda: weighted_average([[np.ones(1)], [np.ones(1)]], weights), "weight")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (lambda rule=rule, x=x, f=f: RULES[rule](x, f), "need at least")
+            for rule, x, f in [
+                ("trimmed mean", np.zeros((4, 1)), 2),
+                ("krum", np.zeros((4, 1)), 1),
+                ("multi-krum", np.zeros((6, 1)), 2),
+                ("median", np.zeros((0, 1)), 0),
+                ("median", np.array([[np.nan]]), 0),
+                ("geometric median", np.zeros(3), 0),
+                ("trimmed mean", np.zeros((4, 1)), -1),
+            ]
+        ),
+        (lambda: multi_krum(np.zeros((5, 1)), 1, 5), r"choose 1\.\.4"),
+        *(
+            (
+                lambda weights=weights: weighted_average([[np.ones(1)], [np.ones(1)]], weights),
+                "weight",
+            )
+            for weights in [[], [1], [0, 0], [-1, 2], [np.inf, 1], [np.nan, 1]]
+        ),
+    ],
+)
+def test_too_few_points_and_bad_weights_are_refused(call, message):
+    refused(call, message)

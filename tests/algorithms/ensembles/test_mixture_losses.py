@@ -330,15 +330,6 @@ def test_gamma_one_is_plain_mirror_descent(problem):
 # --- bad input ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [0, -1, 5, np.nan, np.inf])
-@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
-def test_a_bad_budget(budget, sampling):
-    refused(
-        lambda: inclusion(np.full(4, 0.25), budget, sampling),
-        f"budget = {budget}, but there are 4 predictors: choose a number above 0",
-    )
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -366,6 +357,16 @@ HALF = np.full(2, 0.5)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        *(
+            (
+                lambda budget=budget, sampling=sampling: inclusion(
+                    np.full(4, 0.25), budget, sampling
+                ),
+                f"budget = {budget}, but there are 4 predictors: choose a number above 0",
+            )
+            for budget in [0, -1, 5, np.nan, np.inf]
+            for sampling in ["uniform", "weighted"]
+        ),
         (
             lambda: squared_loss(HALF, np.ones((2, 3, 4)), np.ones((3, 5)), np.full(3, 1 / 3)),
             "targets have shape",
@@ -379,7 +380,7 @@ HALF = np.full(2, 0.5)
         (lambda: squared_norms(np.ones((2, 3, 4))), "with weights"),
     ],
 )
-def test_other_bad_input(call, message):
+def test_bad_budgets_and_other_input_are_refused(call, message):
     refused(call, message)
 
 

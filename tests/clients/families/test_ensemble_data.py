@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fedapps.algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
+from fedapps.clients import TrainOptions
 from fedapps.clients.families.ensemble_data import DensityData, Histogram
 from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
 from tests.helpers import assert_arrays, blobs, refused, small_net
@@ -210,4 +211,5 @@ def test_scores_of_a_torch_ensemble():
 def test_a_net_keeps_its_own_parameters():
     data = torch_data()
     data.score(some_nets(), UNIFORM)
+    data.train_predictor(TrainOptions().to_config())
     assert_arrays(data.model.state_dict(), small_net(0).state_dict())

@@ -314,14 +314,6 @@ def test_a_function_without_an_optimiser_of_torch_is_refused(kind):
     )
 
 
-def test_a_loop_with_the_wrong_strategy_says_so():
-    refused(
-        lambda: run(FedAvg(), loop_app(clients.ScaffoldLoop), 1),
-        "the server's strategy must be Scaffold",
-        RuntimeError,
-    )
-
-
 def test_a_model_that_diverged_is_not_kept():
     def burst(net, loader, epochs, rate):
         train(net, loader, epochs, rate)
@@ -472,10 +464,20 @@ class Scaled(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
-    [(Twice, "Twice calls the step of another optimiser"), (Scaled, "gradients are still scaled")],
+    ("call", "message"),
+    [
+        (
+            lambda: run(FedAvg(), loop_app(clients.ScaffoldLoop), 1),
+            "the server's strategy must be Scaffold",
+        ),
+        *(
+            (lambda make=make: run(FedProx(), loop_app(clients.FedProxLoop, make=make), 1), reason)
+            for make, reason in [
+                (Twice, "Twice calls the step of another optimiser"),
+                (Scaled, "gradients are still scaled"),
+            ]
+        ),
+    ],
 )
-def test_what_cannot_be_held_is_refused(make, reason):
-    refused(
-        lambda: run(FedProx(), loop_app(clients.FedProxLoop, make=make), 1), reason, RuntimeError
-    )
+def test_what_a_loop_cannot_hold_is_refused(call, message):
+    refused(call, message, RuntimeError)

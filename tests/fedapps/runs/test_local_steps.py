@@ -47,6 +47,7 @@ WITHOUT_STEPS = [
     {"method": "fedevg"},
     {"method": "fedcgan"},
     {"method": "feddm"},
+    {"method": "fens"},
     {"method": "histogram-boosting"},
     {"method": "fedboost", "task": "ensemble-classification"},
     {"method": "fedfw", "task": "constrained-classification"},
@@ -58,8 +59,8 @@ REFUSED = [
     *(
         (
             {**given, key: value},
-            f"^{key} = '{value}': method '{given['method']}': its clients take no local steps of "
-            "SGD",
+            f"^{key} = '{value}': method '{given['method']}': its clients do not train the "
+            "task's net by the options of train",
         )
         for given in WITHOUT_STEPS
         for key, value in (BF16 | AUGMENT).items()
@@ -84,16 +85,12 @@ REFUSED = [
             ({"method": "propfair"}, "Adam divides gradients by their size"),
             ({"method": "q-fedavg"}, "q-FedAvg takes L from the learning rate"),
             ({"method": "ffgb-distill"}, "it has an optimiser of its own"),
-            ({"method": "fedfw"}, "its clients do not take such steps"),
+            ({"method": "fedfw"}, "its clients do not train the task's net by"),
+            ({"method": "fens"}, "its clients do not train the task's net by"),
             (HALVES | {"warm-start.then": "scaffold"}, "method 'scaffold'"),
         )
     ),
 ]
-
-
-@pytest.mark.parametrize(("given", "line"), REFUSED)
-def test_what_clients_cannot_do_is_refused_in_one_line(given, line):
-    refused(lambda: prepared(**given), line, UserError)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +104,18 @@ def test_what_they_can_do_is_taken(given):
     assert prepared(**given).settings.method == given["method"]
 
 
-def test_a_task_that_does_not_augment_is_refused():
-    settings = with_defaults({**SMALL, **AUGMENT})
-    why = "^data.augment = 'crop-flip': task 'digits' does not augment"
-    refused(lambda: check_steps(settings, Blobs()), why, UserError)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *((lambda given=given: prepared(**given), line) for given, line in REFUSED),
+        (
+            lambda: check_steps(with_defaults({**SMALL, **AUGMENT}), Blobs()),
+            "^data.augment = 'crop-flip': task 'digits' does not augment",
+        ),
+    ],
+)
+def test_what_clients_cannot_do_is_refused_in_one_line(call, message):
+    refused(call, message, UserError)
 
 
 def test_a_device_without_bfloat16_is_refused_before_the_start(monkeypatch):

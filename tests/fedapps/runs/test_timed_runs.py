@@ -151,7 +151,7 @@ def test_twice_the_epochs_take_twice_the_time(tmp_path):
         (["rounds.deadline=9", "rounds.late=keep", "method=scaffold"], "more than an average"),
         (["rounds.deadline=9", "rounds.late=partial", "method=scaffold"], "all local steps"),
         (["rounds.deadline=9", "rounds.late=partial", "method=ditto"], "a second model"),
-        (["rounds.deadline=9", "rounds.late=partial", "method=fedboost"], "local steps of SGD"),
+        (["rounds.deadline=9", "rounds.late=partial", "method=fedboost"], "options of train"),
         (
             [
                 "rounds.deadline=9",

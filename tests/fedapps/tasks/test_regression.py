@@ -233,32 +233,6 @@ def test_a_scale_in_the_settings_needs_nothing_of_the_clients():
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"regression.scale": "0"}, r"scale = '0': must be sums, or numbers above 0"),
-        ({"regression.center": "much"}, r"center = 'much': must be sums, or numbers with commas"),
-        ({"regression.center": "1,2"}, r"has 2 numbers for 1 targets: give one or as many"),
-        (
-            {"dp.noise-multiplier": 1.0},
-            r"epsilon would be wrong, .*center and scale of the targets",
-        ),
-        ({"data.group": "kind"}, r"data.group"),
-        ({"method": "fedevg"}, r"task = 'regression': this method needs classes"),
-        ({"method": "fedrod"}, r"task = 'regression': this method needs classes"),
-        ({"data.source": "diabetes", "num-clients": 200}, r"choose 1..88"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(settings, message):
-    refused(
-        lambda: assemble(
-            with_defaults({"task": "regression", "num-clients": 3, "device": "cpu", **settings})
-        ),
-        message,
-        (UserError, ValueError),
-    )
-
-
 # --- an own csv ----------------------------------------------------------------------
 
 
@@ -306,43 +280,6 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     assert root_mean_square(guess - part.y) == pytest.approx(rmse, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("changed", "settings", "message"),
-    [
-        ({"price": ["dear"]}, {}, r"column 'price': 1 of 90 rows hold text where the others hold"),
-        (
-            {"price": ["", ""]},
-            {},
-            r"data.label = 'price' of .*: 2 of 90 rows hold no value to predict",
-        ),
-        ({"price": ["inf"]}, {}, r"1 of 90 rows hold no value to predict, or an infinite one"),
-        (
-            {"price": ["7"] * 90},
-            {},
-            r"has one and the same value in every row: there is nothing to predict",
-        ),
-        (
-            {"area": ["large"]},
-            {},
-            r"column 'area': 1 of 90 rows hold text .*first: row 2 of .* name it in data.categorical",
-        ),
-        ({}, {"data.label": "prise"}, "data.label = 'prise': .* did you mean 'price'"),
-        # a task of classes names this one
-        ({}, {"task": "tabular"}, "or predict numbers: task = 'regression'"),
-        (
-            {},
-            {"task": "classification", "data.natural-id": ""},
-            "or predict numbers: task = 'regression'",
-        ),
-    ],
-)
-def test_a_table_that_cannot_be_learned_is_refused_in_one_line(
-    changed, settings, message, tmp_path
-):
-    given = table(houses(tmp_path, **changed)) | settings
-    refused(lambda: assemble(with_defaults(given)), message, UserError)
-
-
 # --- arrays ---------------------------------------------------------------------------
 
 
@@ -368,46 +305,77 @@ def test_an_npz_with_targets_of_any_number(targets, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "settings", "message"),
+    ("call", "message"),
     [
-        (
-            {"y": np.array(["a", "b"] * 30)},
-            {},
-            r"data.label = 'y' of .*: holds text, and regression predicts numbers",
+        *(
+            (
+                lambda tmp_path, settings=settings: assemble(
+                    with_defaults(
+                        {"task": "regression", "num-clients": 3, "device": "cpu", **settings}
+                    )
+                ),
+                message,
+            )
+            for settings, message in [
+                ({"regression.scale": "0"}, r"scale = '0': must be sums, or numbers above 0"),
+                (
+                    {"regression.center": "much"},
+                    r"center = 'much': must be sums, or numbers with commas",
+                ),
+                ({"regression.center": "1,2"}, r"has 2 numbers for 1 targets: give one or as many"),
+                (
+                    {"dp.noise-multiplier": 1.0},
+                    r"epsilon would be wrong, .*center and scale of the targets",
+                ),
+                ({"data.group": "kind"}, r"data.group"),
+                ({"method": "fedevg"}, r"task = 'regression': this method needs classes"),
+                ({"method": "fedrod"}, r"task = 'regression': this method needs classes"),
+                ({"data.source": "diabetes", "num-clients": 200}, r"choose 1..88"),
+            ]
         ),
-        (
-            {"y": np.r_[np.nan, np.arange(59.0)]},
-            {},
-            r"data.label = 'y' of .*: 1 of 60 rows .* \(first: row 0\)",
+        *(
+            (
+                lambda tmp_path, changed=changed, settings=settings: assemble(
+                    with_defaults(
+                        embeddings(tmp_path / "set.npz", **changed) | {"num-clients": 4} | settings
+                    )
+                ),
+                message,
+            )
+            for changed, settings, message in [
+                (
+                    {"y": np.array(["a", "b"] * 30)},
+                    {},
+                    r"data.label = 'y' of .*: holds text, and regression predicts numbers",
+                ),
+                (
+                    {"y": np.r_[np.nan, np.arange(59.0)]},
+                    {},
+                    r"data.label = 'y' of .*: 1 of 60 rows .* \(first: row 0\)",
+                ),
+                ({"y": np.r_[np.arange(59.0), np.inf]}, {}, r"\(first: row 59\)"),
+                ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every row"),
+                (
+                    {},
+                    {"data.partition": "dirichlet"},
+                    r"data.partition = 'dirichlet': deals samples by class",
+                ),
+                (
+                    {},
+                    {
+                        "data.partition": "flwr:DirichletPartitioner",
+                        "data.partition-arguments": "alpha = 1.0",
+                    },
+                    r"deals samples by class",
+                ),
+                ({}, {"data.noise": "pair"}, r"data.noise = 'pair': is for samples with a class"),
+                ({}, {"model.name": "two-cnn"}, r"model.name = 'two-cnn': does not take"),
+            ]
         ),
-        ({"y": np.r_[np.arange(59.0), np.inf]}, {}, r"\(first: row 59\)"),
-        ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every row"),
-        (
-            {},
-            {"data.partition": "dirichlet"},
-            r"data.partition = 'dirichlet': deals samples by class",
-        ),
-        (
-            {},
-            {
-                "data.partition": "flwr:DirichletPartitioner",
-                "data.partition-arguments": "alpha = 1.0",
-            },
-            r"deals samples by class",
-        ),
-        ({}, {"data.noise": "pair"}, r"data.noise = 'pair': is for samples with a class"),
-        ({}, {"model.name": "two-cnn"}, r"model.name = 'two-cnn': does not take"),
     ],
 )
-def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
-    changed, settings, message, tmp_path
-):
-    given = embeddings(tmp_path / "set.npz", **changed)
-    refused(
-        lambda: assemble(with_defaults(given | {"num-clients": 4} | settings)),
-        message,
-        (UserError, ValueError),
-    )
+def test_arrays_and_settings_that_do_not_fit_are_refused_in_one_line(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, (UserError, ValueError))
 
 
 # --- sites ----------------------------------------------------------------------------
@@ -440,35 +408,6 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     pooled = root_mean_square(np.concatenate(errors))
     assert {name: summary[f"rmse-{name}"] for name in ("pooled", "worst")} == pytest.approx(
         {"pooled": pooled, "worst": max(map(root_mean_square, errors))}, rel=1e-4
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"regression.center": "sums"},
-            r"regression.center = 'sums': sites with data of their own send no sums .*: give a "
-            r"number",
-        ),
-        (
-            {"data.standardise": "sums"},
-            r"data.standardise = 'sums': sites .*: choose 'client'",
-        ),
-        (
-            {"data.label": "old"},
-            r"data.label = 'old' of .*: holds text, and regression predicts numbers",
-        ),
-        ({"data.label": "rent"}, r"no column 'rent' \(sites.columns, data.label\)"),
-    ],
-)
-def test_a_site_that_does_not_fit_says_so_in_one_line(settings, message, tmp_path):
-    refused(
-        lambda: build_task(with_defaults(AT_SITES | settings), str(houses(tmp_path))).client_data(
-            "estate", 1
-        ),
-        message,
-        UserError,
     )
 
 
@@ -670,29 +609,106 @@ def test_methods_that_train_one_net_run(method, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "settings", "message"),
+    ("call", "message"),
     [
-        ({"dead": [2]}, {}, r"survival\.event = 'dead': .* other values than 1"),
-        ({"dead": [""]}, {}, r"survival\.event = 'dead'"),
-        ({"days": [-1]}, {}, r"data\.label = 'days': .* at least 0"),
-        ({"dead": [0] * 240}, {}, r"survival\.event = 'dead'"),
-        ({}, {"survival.event": "died"}, r"survival\.event = 'died': .*did you mean 'dead'"),
-        ({}, {"data.label": "days,a"}, "must be one column"),
-        ({}, {"data.noise": "pair", "data.noise-ratio": 0.1}, "survival has times"),
-        ({}, {"data.group": "a"}, "not scored by group"),
-        (
-            {},
-            {"method": "histogram-boosting"},
-            "task = 'survival': this method needs classes",
+        *(
+            (
+                lambda tmp_path, changed=changed, settings=settings: assemble(
+                    with_defaults(table(houses(tmp_path, **changed)) | settings)
+                ),
+                message,
+            )
+            for changed, settings, message in [
+                (
+                    {"price": ["dear"]},
+                    {},
+                    r"column 'price': 1 of 90 rows hold text where the others hold",
+                ),
+                (
+                    {"price": ["", ""]},
+                    {},
+                    r"data.label = 'price' of .*: 2 of 90 rows hold no value to predict",
+                ),
+                (
+                    {"price": ["inf"]},
+                    {},
+                    r"1 of 90 rows hold no value to predict, or an infinite one",
+                ),
+                (
+                    {"price": ["7"] * 90},
+                    {},
+                    r"has one and the same value in every row: there is nothing to predict",
+                ),
+                (
+                    {"area": ["large"]},
+                    {},
+                    r"column 'area': 1 of 90 rows hold text .*first: row 2 of .* name it in data.categorical",
+                ),
+                ({}, {"data.label": "prise"}, "data.label = 'prise': .* did you mean 'price'"),
+                # a task of classes names this one
+                ({}, {"task": "tabular"}, "or predict numbers: task = 'regression'"),
+                (
+                    {},
+                    {"task": "classification", "data.natural-id": ""},
+                    "or predict numbers: task = 'regression'",
+                ),
+            ]
+        ),
+        *(
+            (
+                lambda tmp_path, settings=settings: build_task(
+                    with_defaults(AT_SITES | settings), str(houses(tmp_path))
+                ).client_data("estate", 1),
+                message,
+            )
+            for settings, message in [
+                (
+                    {"regression.center": "sums"},
+                    r"regression.center = 'sums': sites with data of their own send no sums .*: give a "
+                    r"number",
+                ),
+                (
+                    {"data.standardise": "sums"},
+                    r"data.standardise = 'sums': sites .*: choose 'client'",
+                ),
+                (
+                    {"data.label": "old"},
+                    r"data.label = 'old' of .*: holds text, and regression predicts numbers",
+                ),
+                ({"data.label": "rent"}, r"no column 'rent' \(sites.columns, data.label\)"),
+            ]
+        ),
+        *(
+            (
+                lambda tmp_path, changed=changed, settings=settings: assemble(
+                    with_defaults(survivors(patients(tmp_path, **changed)) | settings)
+                ),
+                message,
+            )
+            for changed, settings, message in [
+                ({"dead": [2]}, {}, r"survival\.event = 'dead': .* other values than 1"),
+                ({"dead": [""]}, {}, r"survival\.event = 'dead'"),
+                ({"days": [-1]}, {}, r"data\.label = 'days': .* at least 0"),
+                ({"dead": [0] * 240}, {}, r"survival\.event = 'dead'"),
+                (
+                    {},
+                    {"survival.event": "died"},
+                    r"survival\.event = 'died': .*did you mean 'dead'",
+                ),
+                ({}, {"data.label": "days,a"}, "must be one column"),
+                ({}, {"data.noise": "pair", "data.noise-ratio": 0.1}, "survival has times"),
+                ({}, {"data.group": "a"}, "not scored by group"),
+                (
+                    {},
+                    {"method": "histogram-boosting"},
+                    "task = 'survival': this method needs classes",
+                ),
+            ]
         ),
     ],
 )
-def test_wrong_tables_and_settings_are_refused(changed, settings, message, tmp_path):
-    refused(
-        lambda: assemble(with_defaults(survivors(patients(tmp_path, **changed)) | settings)),
-        message,
-        UserError,
-    )
+def test_what_cannot_be_learned_is_refused_in_one_line(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, UserError)
 
 
 def test_all_may_have_happened(tmp_path):

@@ -73,76 +73,100 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "header", "message"),
+    ("call", "message"),
     [
-        (
-            ["1,x,0,1,z", *valid_rows()],
-            None,
-            r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it",
+        *(
+            (
+                lambda tmp_path, rows=rows, header=header: site(
+                    TABLE, csv_file(tmp_path / "a.csv", rows, *([header] if header else []))
+                ),
+                message,
+            )
+            for rows, header, message in [
+                (
+                    ["1,x,0,1,z", *valid_rows()],
+                    None,
+                    r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it",
+                ),
+                (
+                    ["old,a,0,1,z", *valid_rows()],
+                    None,
+                    r"column 'age': 1 of 21 rows hold text .*\(first: row 2 .*sites\.columns",
+                ),
+                (
+                    ["1,a,0,2,z", *valid_rows()],
+                    None,
+                    r"a\.csv: label 'label' holds 1 values that are none of 0, 1",
+                ),
+                (
+                    ["1,a,0,,z", *valid_rows()],
+                    None,
+                    r"label 'label' holds 1 values that are none of 0, 1",
+                ),
+                (
+                    ["1,a,0,1", *valid_rows()],
+                    None,
+                    r"a\.csv cannot be read: row 2 has 4 cells, and there are 5 columns",
+                ),
+                (
+                    valid_rows(),
+                    "age,sort,sex,label,unused",
+                    r"a\.csv: no column 'kind' .*: it has age, sort, sex",
+                ),
+                ([], None, r"a\.csv: no rows"),
+            ]
         ),
-        (
-            ["old,a,0,1,z", *valid_rows()],
-            None,
-            r"column 'age': 1 of 21 rows hold text .*\(first: row 2 .*sites\.columns",
+        *(
+            (
+                lambda tmp_path, labels=labels, size=size: site(
+                    IMAGES,
+                    picture_folder(tmp_path / "a", labels, size)
+                    if labels
+                    else str(tmp_path / "none"),
+                ),
+                message,
+            )
+            for labels, size, message in [
+                (["cat", "cow"] * 5, 4, r"label 'cow' is none of sites\.labels = 'dog,cat'"),
+                (["cat"] * 9, 5, r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"),
+                (["cat"] * 3, 4, "3 samples, a client needs 5"),
+                ([], 4, "there is no such folder"),
+            ]
         ),
-        (
-            ["1,a,0,2,z", *valid_rows()],
-            None,
-            r"a\.csv: label 'label' holds 1 values that are none of 0, 1",
+        *(
+            (
+                lambda tmp_path, config=config: build_task(read_settings(config), "/srv/data"),
+                message,
+            )
+            for config, message in [
+                ({"sites.labels": "a,b"}, "labels and shape go together"),
+                (
+                    {"sites.labels": "a,a", "sites.shape": "1,4,4"},
+                    "must be at least two different names",
+                ),
+                (
+                    {"sites.labels": "a,b", "sites.shape": "4,4"},
+                    r"sites\.shape = '4,4': must be channels,height,width",
+                ),
+                (
+                    {"sites.labels": "a,b", "sites.shape": "1,4,4", "sites.columns": "x"},
+                    "give one of them",
+                ),
+                (
+                    {"task": "tabular", "sites.columns": "x,kind=a"},
+                    r"write name or name=value\|value",
+                ),
+                ({}, "has data of its own .*, but the settings describe none"),
+                (
+                    {"method": "fedfw", "task": "lasso", "sites.columns": "x"},
+                    r"sites\.columns with task = 'lasso'",
+                ),
+            ]
         ),
-        (["1,a,0,,z", *valid_rows()], None, r"label 'label' holds 1 values that are none of 0, 1"),
-        (
-            ["1,a,0,1", *valid_rows()],
-            None,
-            r"a\.csv cannot be read: row 2 has 4 cells, and there are 5 columns",
-        ),
-        (
-            valid_rows(),
-            "age,sort,sex,label,unused",
-            r"a\.csv: no column 'kind' .*: it has age, sort, sex",
-        ),
-        ([], None, r"a\.csv: no rows"),
     ],
 )
-def test_what_is_wrong_with_a_sites_table_is_said(tmp_path, rows, header, message):
-    path = csv_file(tmp_path / "a.csv", rows, *([header] if header else []))
-    refused(lambda: site(TABLE, path), message, UserError)
-
-
-@pytest.mark.parametrize(
-    ("labels", "size", "message"),
-    [
-        (["cat", "cow"] * 5, 4, r"label 'cow' is none of sites\.labels = 'dog,cat'"),
-        (["cat"] * 9, 5, r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"),
-        (["cat"] * 3, 4, "3 samples, a client needs 5"),
-        ([], 4, "there is no such folder"),
-    ],
-)
-def test_what_is_wrong_with_a_sites_images_is_said(labels, size, message, tmp_path):
-    folder = picture_folder(tmp_path / "a", labels, size) if labels else str(tmp_path / "none")
-    refused(lambda: site(IMAGES, folder), message, UserError)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"sites.labels": "a,b"}, "labels and shape go together"),
-        ({"sites.labels": "a,a", "sites.shape": "1,4,4"}, "must be at least two different names"),
-        (
-            {"sites.labels": "a,b", "sites.shape": "4,4"},
-            r"sites\.shape = '4,4': must be channels,height,width",
-        ),
-        ({"sites.labels": "a,b", "sites.shape": "1,4,4", "sites.columns": "x"}, "give one of them"),
-        ({"task": "tabular", "sites.columns": "x,kind=a"}, r"write name or name=value\|value"),
-        ({}, "has data of its own .*, but the settings describe none"),
-        (
-            {"method": "fedfw", "task": "lasso", "sites.columns": "x"},
-            r"sites\.columns with task = 'lasso'",
-        ),
-    ],
-)
-def test_descriptions_are_checked(config, message):
-    refused(lambda: build_task(read_settings(config), "/srv/data"), message, UserError)
+def test_what_is_wrong_with_a_sites_data_or_their_description_is_said(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, UserError)
 
 
 def run_on(sites, config, out):
