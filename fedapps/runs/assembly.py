@@ -26,7 +26,7 @@ from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, HasNet, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 
-#: Why ``train`` options are refused where a method does not train the task's net itself.
+#: Why ``train`` options are refused where a method does not train the task's net.
 NO_STEPS = "its clients do not train the task's net by the options of train"
 
 
