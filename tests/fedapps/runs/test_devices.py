@@ -348,7 +348,6 @@ def test_a_refused_run_keeps_the_one_that_it_would_overwrite(
         ({"gpus_per_client": 0.5}, "", "ray", "engine ray: for --gpus-per-client"),
         ({"ray_address": "head:6379"}, "", "ray", "engine ray: for --ray-address"),
         ({"port": 9093}, "", "ray", "engine ray: for --port"),
-        ({"no_wall": True}, "", "ray", "engine ray: for --no-wall"),
         ({"engine": "ray"}, "", "ray", ""),
         ({"engine": "inline"}, "", "inline", ""),
         ({"engine": "deployment"}, "", "deployment", ""),
@@ -365,8 +364,8 @@ def test_the_engine_that_suits(given, cluster, engine, why, monkeypatch):
 
 def test_how_a_run_goes_on_keeps_what_chose_the_engine():
     assert (Launch().again, Launch(engine="deployment").again) == ("", " --engine deployment")
-    given = Launch(gpus_per_client=0.5, port=0, no_wall=True)
-    assert given.again == " --gpus-per-client 0.5 --port 0 --no-wall"
+    given = Launch(gpus_per_client=0.5, port=0)
+    assert given.again == " --gpus-per-client 0.5 --port 0"
     assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"
 
 
@@ -376,7 +375,7 @@ def test_how_a_run_goes_on_keeps_what_chose_the_engine():
         *(
             ({"engine": engine, **option}, rf"^--[a-z-]+ is for --engine ray, not {engine}$")
             for engine in ("inline", "deployment")
-            for option in ({"port": 9093}, {"no_wall": True}, {"ray_address": "auto"})
+            for option in ({"port": 9093}, {"ray_address": "auto"})
         ),
         ({"ray_address": " "}, "--ray-address is empty"),
         ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),
