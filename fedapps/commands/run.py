@@ -42,7 +42,12 @@ add_options = command_options(
                 "data, or 20)"
             ),
         },
-        "--gpus-per-client": {},
+        "--gpus-per-client": {
+            "type": float,
+            "default": 0.0,
+            "metavar": "F",
+            "help": "share of a GPU for each client (ray)",
+        },
         "--workers": {
             "type": int,
             "metavar": "N",

@@ -14,7 +14,7 @@ from fedapps.commands.parser import main
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.lab.sweeps.execution import Way, missing_runs
+from fedapps.lab.sweeps.execution import missing_runs
 from fedapps.lab.sweeps.grid import grid_of
 from fedapps.lab.sweeps.plan import plan_of
 from fedapps.methods import METHODS
@@ -298,24 +298,16 @@ def test_steps_on_a_gpu_are_not_compiled():
         assert worth(settings, parts.task, lambda *_: True) == compiled
 
 
-@pytest.mark.parametrize(
-    ("way", "device"),
-    [
-        (Way(), "cuda"),
-        (Way("ray", gpus_per_client=0.5), "cuda"),
-        (Way("ray"), "cpu"),
-    ],
-)
-def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus):
-    runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path), way)
-    assert [run.config["device"] for run in runs] == [device] * 2
+def test_the_runs_of_a_sweep_have_a_definite_device(tmp_path, gpus):
+    runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path))
+    assert [run.config["device"] for run in runs] == ["cuda"] * 2
 
 
 def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
     gpus(2)
     plan = plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
     refused(
-        lambda: missing_runs(plan, Way()),
+        lambda: missing_runs(plan),
         "choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one",
         UserError,
     )
