@@ -40,6 +40,7 @@ from fedapps.deployment.certificates import (
     private_folder,
     warnings,
 )
+from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
 from fedapps.engines.processes import Guard, answers, checked_port, free_port, program
@@ -100,6 +101,10 @@ class Site(Program):
             " ".join(f"{key}={toml_value(value)}" for key, value in config.items()),
         ]
         super().__init__(folder, command, environment(folder, deployment.folder))
+        if deployment.warm:
+            self.environment["PATH"] = (
+                f"{make_warm(folder / 'warm')}{os.pathsep}{self.environment['PATH']}"
+            )
         self.begin = 0
 
     def launch(self) -> int:
@@ -194,6 +199,7 @@ class Deployment:
         ]
         self.superlink = Program(link, command, environment(link, folder))
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
+        self.warm = bool(facts.get("warm"))
         self.sites = {
             name: Site(self, name, one["config"], one["port"])
             for name, one in facts["sites"].items()
@@ -206,12 +212,14 @@ class Deployment:
         folder: Path,
         sites: Mapping[str, Mapping[str, Value]],
         port: int | None = None,
+        warm: bool = False,
     ) -> Self:
         """Create the folder of a deployment, with certificates and keys, without
         starting anything.
 
         sites: node configurations by site name; a `store-dir` in the site's folder is
-        added. port: the SuperLink's port; None: a free one.
+        added. port: the SuperLink's port; None: a free one. warm: sites keep a process
+        from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
         refuse_first(
@@ -233,7 +241,7 @@ class Deployment:
                 )
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {"port": chosen, "sites": {}}
+        facts: dict[str, Any] = {"port": chosen, "warm": warm, "sites": {}}
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)

@@ -7,8 +7,8 @@ and ``audit``, another one (default: ``audit.jsonl`` in ``store-dir``; "": none)
 refusal is an error reply of one line, which leaves the site out of the round. Of any
 other error only the class leaves a site, unless its policy says ``errors = true``.
 
-This is code of the app, which comes with the run. With ``fedapps deploy
-installed`` a site runs its own copy, whatever a server sends.
+This is code of the app, which comes with the run. With ``fedapps deploy warm
+--installed`` a site runs its own copy, whatever a server sends.
 """
 
 import json

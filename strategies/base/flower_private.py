@@ -25,7 +25,8 @@ from flwr.common.constant import ErrorCode as ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-# The function of the program that a SuperNode starts for every message.
+# The function of the program that a SuperNode starts for every message, which a warm
+# process calls. Replaced by: a SuperNode that keeps its processes.
 CLIENT_PROGRAM = "flwr.supernode.cli.flwr_clientapp:flwr_clientapp"
 # The module that loads the app for it (`run_client_program`).
 CLIENT_LOADER = "flwr.supernode.runtime.run_clientapp"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from fedapps.deployment.certificates import make_certificates, make_site_key
-from fedapps.deployment.installed import make_installed
 from fedapps.deployment.local import Deployment, Site
+from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.superlink import end_programs
@@ -172,7 +172,7 @@ def test_sites_with_their_own_data(tmp_path):
     wards += ["clients-per-round=0", "client-store=message", "checkpoint-every=0"]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
         bern = deployment.sites["bern"]
-        own = make_installed(bern.folder / "own")
+        own = make_warm(bern.folder / "own", installed=True)
         bern.environment["PATH"] = f"{own}{os.pathsep}{bern.environment['PATH']}"
         deployment.start()
         succeed("run", *one, *on(deployment, tmp_path / "bad"))

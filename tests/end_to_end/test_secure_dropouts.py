@@ -62,7 +62,7 @@ def test_supernodes(tmp_path, monkeypatch):
         for place, name in enumerate(("bern", "kyiv", "lima", "oslo", "rome"))
     }
     monkeypatch.setattr(local, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given)))
-    with Deployment.create(tmp_path / "five", sites) as deployment:
+    with Deployment.create(tmp_path / "five", sites, warm=True) as deployment:
         deployment.start()
         words = ["run", *JOB, "num-clients=5", "secure.on=true", *on(deployment, tmp_path / "out")]
         assert main([*map(str, words)]) == 0

@@ -31,7 +31,7 @@ def secure_deployment(folder, count):
         }
         for place, name in enumerate(NAMES[:count])
     }
-    deployment = Deployment.create(folder, sites)
+    deployment = Deployment.create(folder, sites, warm=True)
     keys = [(folder / "sites" / name / "key.pub").read_text() for name in sites]
     peers.write_text("".join(f"{place} {key.strip()}\n" for place, key in enumerate(keys)))
     return deployment
