@@ -6,7 +6,6 @@ import contextlib
 import csv
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -145,12 +144,6 @@ def eventually(condition, seconds=60):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
-
-
-def reached(port):
-    """Return whether a process of this machine that knows only the port can connect."""
-    with socket.socket() as stranger:
-        return stranger.connect_ex(("127.0.0.1", port)) == 0
 
 
 def write_file(path, text=""):

@@ -70,7 +70,9 @@ NOT_CHECKED = {
     ),
     *(
         "/opt/fedapps/.venv/bin/pip",
+        "unshare",
         "useradd",
+        "ip",
         "systemctl",
         "tensorboard",
         "pip",

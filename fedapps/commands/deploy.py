@@ -24,12 +24,12 @@ from fedapps.deployment.certificates import (
 from fedapps.deployment.local import FACTS, Deployment
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.processes import program, signals_ignored
-from fedapps.engines.wall import decide_wall, entered
 from fedapps.errors import UserError, refuse_first
 from fedapps.lab.commands.options import Options, add
 from fedapps.toml_text import Value
 
 DEFAULT = Path("deployment")
+REACH = "ports: open to every user of this machine, who can run code as you"
 
 
 def add_options(deploy: argparse.ArgumentParser) -> None:
@@ -55,13 +55,7 @@ def _up(arguments: argparse.Namespace) -> int:
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
     if again:
-        if (
-            arguments.nodes is not None
-            or arguments.site
-            or arguments.port
-            or arguments.no_wall
-            or arguments.warm
-        ):
+        if arguments.nodes is not None or arguments.site or arguments.port or arguments.warm:
             raise UserError(
                 f"{folder} already holds a deployment. To start it again, give only --dir. To "
                 "replace it, run `fedapps deploy down` first."
@@ -69,10 +63,7 @@ def _up(arguments: argparse.Namespace) -> int:
         deployment = Deployment.open(folder)
     else:
         sites = sites_of(arguments)
-        walled, warning = decide_wall(refused="--no-wall" if arguments.no_wall else "")
-        if warning:
-            print(f"fedapps: {warning}", file=sys.stderr)
-        deployment = Deployment.create(folder, sites, arguments.port, walled, arguments.warm)
+        deployment = Deployment.create(folder, sites, arguments.port, arguments.warm)
     try:
         deployment.start()
     except BaseException:  # also Ctrl-C: leave no partial deployment behind
@@ -84,19 +75,12 @@ def _up(arguments: argparse.Namespace) -> int:
     print(
         f"SuperLink 127.0.0.1:{deployment.port}, sites {', '.join(deployment.sites)}, in {folder}"
     )
-    print(f"ports: {reach(deployment)}")
+    print(REACH)
     print(f"run:   fedapps run FILE.toml --engine deployment{run_option}")
     config = f"--run-config 'num-clients={len(deployment.sites)} ...'"
     print(f"or:    fedapps deploy flwr{dir_option} run . own --stream {config}")
     print(f"end:   fedapps deploy down{dir_option}")
     return 0
-
-
-def reach(deployment: Deployment) -> str:
-    """Return a text that says who can reach the deployment's ports."""
-    if deployment.holder is not None:
-        return "in a separate network namespace, which only you can enter"
-    return "open to every process on this machine: each of them can run code as your user"
 
 
 def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
@@ -136,7 +120,7 @@ def _status(arguments: argparse.Namespace) -> int:
         else "stopped"
     )
     print(f"SuperLink 127.0.0.1:{deployment.port}: {link}, TLS, authenticated sites")
-    print(f"ports: {reach(deployment)}")
+    print(REACH)
     table = Table(box=None, pad_edge=False)
     for column in ("site", "node", "process", "superlink"):
         table.add_column(column, no_wrap=True)
@@ -166,7 +150,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 def _flwr(arguments: argparse.Namespace) -> int:
     deployment = Deployment.open(arguments.dir)
-    command = entered(deployment.wall, [str(program("flwr")), *arguments.arguments])
+    command = [str(program("flwr")), *arguments.arguments]
     return subprocess.run(command, env=deployment.superlink.environment).returncode
 
 
@@ -244,10 +228,6 @@ ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Options]] = {
             "--port": {
                 "type": int,
                 "help": "port of the SuperLink on 127.0.0.1 (default: a free one)",
-            },
-            "--no-wall": {
-                "action": "store_true",
-                "help": "let every process on this machine reach the ports",
             },
             "--warm": {
                 "action": "store_true",

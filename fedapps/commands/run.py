@@ -25,8 +25,8 @@ add_options = command_options(
             "default": "auto",
             "help": (
                 "where clients run: in this process and its workers, in Flower's Ray "
-                "simulation, or "
-                "on the SuperNodes of a deployment (default: inline; ray with an option for it)"
+                "simulation (opens ports on this machine), or on the SuperNodes of a "
+                "deployment (default: inline; ray with an option for it)"
             ),
         },
         "--deployment": {
@@ -42,7 +42,12 @@ add_options = command_options(
                 "data, or 20)"
             ),
         },
-        "--gpus-per-client": {},
+        "--gpus-per-client": {
+            "type": float,
+            "default": 0.0,
+            "metavar": "F",
+            "help": "share of a GPU for each client (ray)",
+        },
         "--workers": {
             "type": int,
             "metavar": "N",
@@ -61,14 +66,6 @@ add_options = command_options(
         "--port": {
             "type": int,
             "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
-        },
-        "--no-wall": {
-            "action": "store_true",
-            "help": (
-                "let every process on this machine reach the run's ports, and let the run "
-                "reach the "
-                "network (ray)"
-            ),
         },
         "--out": {"help": "results folder (default: results/METHOD-TASK-seedN)"},
         "--resume": {"action": "store_true", "help": "continue from the last checkpoint in DIR"},

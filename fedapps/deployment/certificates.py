@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -148,24 +148,16 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def check_connection(
-    host: str,
-    port: int,
-    authority: Path,
-    connect: Callable[[float], socket.socket] | None = None,
-) -> datetime:
+def check_connection(host: str, port: int, authority: Path) -> datetime:
     """Return when the certificate of the SuperLink at this address ends.
 
     Raises ``UserError`` with the reason if a site could not connect to it.
 
     ``authority``: the CA certificate that must have signed the server's.
-    ``connect(seconds)`` makes the connection, with this timeout; by default directly
-    from this process.
     """
-    connect = connect or (lambda seconds: socket.create_connection((host, port), seconds))
     where = f"{host}:{port}"
     try:
-        with connect(CONNECT_SECONDS) as plain:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
             # A server without TLS may wait for a request instead of answering the
             # handshake.
             context = ssl.create_default_context(cafile=str(authority))

@@ -11,17 +11,15 @@ The folder holds everything: `certificates/`, `superlink/` (database, log, Flowe
 with the connection `own`), and `sites/NAME/` with the key, log, Flower home, data and
 store of each site, as on a separate machine. The programs continue after the process
 that starts them has ended; another process finds them by the folder
-(`Deployment.open`). With a wall (`engines/wall.py`), `wall/` belongs to its holder.
+(`Deployment.open`).
 
 :func:`run_on_deployment` runs this project's app on its SuperNodes.
 """
 
-import errno
 import json
 import os
 import re
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -55,7 +53,6 @@ from fedapps.engines.superlink import (
     one_line,
     reason_of,
 )
-from fedapps.engines.wall import HOLD, NoWall, Wall, connect
 from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.extensions.own_code import own_files
 from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
@@ -112,7 +109,6 @@ class Site(Program):
 
     def launch(self) -> int:
         """Start the SuperNode without waiting for it."""
-        self.wall = self.deployment.wall
         self.begin = super().launch()
         return self.begin
 
@@ -202,9 +198,6 @@ class Deployment:
             *(word for key, value in options.items() for word in (f"--{key}", str(value))),
         ]
         self.superlink = Program(link, command, environment(link, folder))
-        wall = folder / "wall"
-        walled = facts.get("walled")
-        self.holder = Program(wall, HOLD, environment(wall, folder)) if walled else None
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
         self.warm = bool(facts.get("warm"))
         self.sites = {
@@ -219,16 +212,14 @@ class Deployment:
         folder: Path,
         sites: Mapping[str, Mapping[str, Value]],
         port: int | None = None,
-        walled: bool = False,
         warm: bool = False,
     ) -> Self:
         """Create the folder of a deployment, with certificates and keys, without
         starting anything.
 
         sites: node configurations by site name; a `store-dir` in the site's folder is
-        added. port: the SuperLink's port; None: a free one. walled: only this user can
-        reach the programs' ports, and the programs have no network. warm: sites keep a
-        process from which their clients are forked (`warm_process.py`).
+        added. port: the SuperLink's port; None: a free one. warm: sites keep a process
+        from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
         refuse_first(
@@ -250,7 +241,7 @@ class Deployment:
                 )
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {"port": chosen, "walled": walled, "warm": warm, "sites": {}}
+        facts: dict[str, Any] = {"port": chosen, "warm": warm, "sites": {}}
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)
@@ -309,7 +300,6 @@ class Deployment:
         """Start all programs that are not running, and the sites that no longer try to
         connect; register the sites' keys, and wait until all sites are connected.
         """
-        self.build_wall()
         self.start_superlink()
         self.register()
         waiting = [site for site in self.sites.values() if not site.serves()]
@@ -318,31 +308,6 @@ class Deployment:
             site.launch()
         for site in waiting:
             site.wait()
-
-    @property
-    def wall(self) -> Wall | None:
-        """The wall around the programs, or None if the deployment has no wall. Raises
-        NoWall if the wall is not running.
-        """
-        if self.holder is None:
-            return None
-        if not self.holder.alive():
-            raise NoWall(
-                "the deployment is not running: start it with `fedapps deploy up --dir "
-                f"{self.folder}`"
-            )
-        return self.holder.wall_held(lambda: True)
-
-    def build_wall(self) -> None:
-        """Build the deployment's wall if it has one that is not running. Raises
-        NoWall.
-        """
-        if self.holder is None or self.holder.alive():
-            return
-        self.stop()  # programs behind a wall whose holder was killed cannot be reached any more
-        self.holder.log.unlink(missing_ok=True)  # it has the "ready" of the previous holder
-        self.holder.launch()
-        self.holder.wall_held()
 
     def start_superlink(self) -> None:
         """Start the SuperLink if it is not running, and wait until it answers. Raises
@@ -380,7 +345,7 @@ class Deployment:
 
     def healthy(self) -> bool:
         """Return whether the SuperLink answers."""
-        return answers(lambda: self.connect(2.0), self.authority)
+        return answers(self.port, 2.0, self.authority)
 
     def check(self) -> None:
         """Raise UserError with the reason if no run could be started on this
@@ -398,24 +363,14 @@ class Deployment:
         """Raise UserError with the reason if a site that trusts this authority cannot
         reach the SuperLink.
         """
-        check_connection(HOST, self.port, authority, self.connect)
-
-    def connect(self, seconds: float) -> socket.socket:
-        """Return a connection to the SuperLink. Raises OSError."""
-        try:
-            return connect(self.wall, self.port, seconds)
-        except NoWall:  # never connect to this port outside the wall
-            raise ConnectionRefusedError(
-                errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)
-            ) from None
+        check_connection(HOST, self.port, authority)
 
     def stop(self) -> None:
         """End all processes; the folder is kept, and `start` continues from it."""
         # Sites first: a site that does not sign off from the SuperLink cannot reconnect
         # for a minute.
         end_programs(list(self.sites.values()))
-        for one in filter(None, (self.superlink, self.holder)):
-            end_programs([one])
+        end_programs([self.superlink])
 
     def remove(self) -> None:
         """End all processes and remove the folder."""
@@ -469,12 +424,11 @@ class Deployment:
 
     def connection(self, poll: Callable[[], None] = lambda: None) -> Connection:
         """Return a connection for `flwr` commands on this deployment; the caller must
-        close it. Raises NoWall.
+        close it.
         """
         base = self.folder / f"flwr-{os.getpid()}-{time.monotonic_ns()}"
         private_folder(base / "cwd")
         base.chmod(0o700)
-        self.superlink.wall = self.wall
         return Connection(base, self.superlink, poll)
 
 

@@ -161,17 +161,15 @@ def run_simulation(
     resources: Resources,
     following: Following,
     *,
-    walled: bool = False,
     superlink: SuperLink | None = None,
 ) -> Outcome:
     """Run a Flower app with virtual clients and wait for it to end.
 
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
-    walled: run behind a wall (`wall.py`), where other users of the machine cannot reach
-    it, and without the network. superlink: one that may already be starting, for this
-    run alone; `walled` is then ignored. With a cluster, the run's temporary folder with
-    the app is made next to the log, in a folder that all machines of the cluster share.
+    superlink: one that may already be starting, for this run alone. With a cluster, the
+    run's temporary folder with the app is made next to the log, in a folder that all
+    machines of the cluster share.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not
     raised again. Raises UserError before anything is started: no such GPU, too few
@@ -181,7 +179,7 @@ def run_simulation(
     resources.check()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     superlink = superlink or SuperLink(
-        walled=walled, cluster=cluster, within=log_path.parent.absolute() if cluster else None
+        cluster=cluster, within=log_path.parent.absolute() if cluster else None
     )
     superlink.poll = following.poll
     if cluster:  # let Flower and Ray end normally, so that the cluster is left clean

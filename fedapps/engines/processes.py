@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +105,17 @@ def checked_port(port: int) -> int:
     return port
 
 
-def answers(connect: Callable[[], socket.socket], authority: Path | None = None) -> bool:
-    """Return whether a healthy SuperLink answers on the connection made by `connect`,
-    which raises OSError if it fails. authority: the CA certificate that signed the
-    SuperLink's; None: plain HTTP.
+def answers(port: int, seconds: float, authority: Path | None = None) -> bool:
+    """Return whether a healthy SuperLink answers on this port, within this time.
+    authority: the CA certificate that signed the SuperLink's; None: plain HTTP.
     """
-    connection = http.client.HTTPConnection("127.0.0.1")
+    connection = http.client.HTTPConnection("127.0.0.1", port, seconds)
+    if authority is not None:
+        context = ssl.create_default_context(cafile=str(authority))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=seconds, context=context
+        )
     try:
-        connection.sock = connect()  # never through a proxy
-        if authority is not None:
-            context = ssl.create_default_context(cafile=str(authority))
-            connection.sock = context.wrap_socket(connection.sock, server_hostname="127.0.0.1")
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):

@@ -34,7 +34,6 @@ from fedapps.engines.processes import (
     signals_ignored,
     threads,
 )
-from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
 from fedapps.strategies.base.flower_private import EXIT, HARMLESS
 
@@ -64,8 +63,8 @@ exit
 class Program:
     """A background program and its child processes, which their Flower home identifies.
 
-    folder: holds its log and process id, and `cwd`, where it starts. wall: the wall to
-    start behind. process: set if this process started it, to wait for its end.
+    folder: holds its log and process id, and `cwd`, where it starts. process: set if
+    this process started it, to wait for its end.
     """
 
     def __init__(
@@ -74,20 +73,19 @@ class Program:
         self.folder, self.command, self.log = folder, list(command), folder / "log"
         self.environment = dict(environment)
         self.mark = f"FLWR_HOME={environment['FLWR_HOME']}"
-        self.wall: Wall | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
     def spawn(
         self, command: Sequence[str], folder: Path, output: int | IO[bytes]
     ) -> "subprocess.Popen[bytes]":
-        """Start a command in the program's environment and behind its wall, in the
-        subfolder `cwd` of a folder and in a session of its own.
+        """Start a command in the program's environment, in the subfolder `cwd` of a
+        folder and in a session of its own.
 
         The terminal's Ctrl-C must reach this process only; otherwise a run could not be
         stopped gracefully.
         """
         return subprocess.Popen(
-            entered(self.wall, command),
+            command,
             cwd=folder / "cwd",
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -130,13 +128,6 @@ class Program:
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
-
-    def wall_held(self, alive: Callable[[], bool] | None = None) -> Wall:
-        """Return the wall that the program, started with ``HOLD``, holds. Raises
-        NoWall.
-        """
-        pid = int((self.folder / "pid").read_text())
-        return Wall.of(pid, self.words, alive or self.alive)
 
 
 def end_programs(programs: Sequence[Program]) -> None:
@@ -253,7 +244,7 @@ class Connection:
             raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
 
     def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start a program in the SuperLink's environment and behind its wall."""
+        """Start a program in the SuperLink's environment."""
         return self.server.spawn(command, self.base, output)
 
     def wait(
@@ -294,16 +285,14 @@ class SuperLink(Connection):
     """A SuperLink in simulation mode, the processes it starts, and its temporary folder
     `base`.
 
-    port: on the loopback interface; None: a free one. walled: whether all of it starts
-    behind a wall. cluster: the address of the Ray cluster that the run joins. within:
-    where `base` is made; None: among temporary files. As a context manager it starts in
-    the background, and ends.
+    port: on the loopback interface; None: a free one. cluster: the address of the Ray
+    cluster that the run joins. within: where `base` is made; None: among temporary
+    files. As a context manager it starts in the background, and ends.
     """
 
     def __init__(
         self,
         port: int | None = None,
-        walled: bool = False,
         cluster: str = "",
         within: Path | None = None,
     ) -> None:
@@ -329,7 +318,6 @@ class SuperLink(Connection):
         command += ["--disable-runtime-dependency-installation"]
         environment = environment_of(base / "home") | ray
         super().__init__(base, Program(base, command, environment), lambda: None)
-        self.holder = Program(base / "wall", HOLD, environment) if walled else None
         (base / "home" / "config.toml").write_text(
             '[superlink]\ndefault = "own"\n[superlink.own]\naddress = '
             f'"127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -338,7 +326,7 @@ class SuperLink(Connection):
 
     def __enter__(self) -> Self:
         try:
-            self.launch()
+            self.server.launch()
         except BaseException:
             self.close()
             raise
@@ -347,21 +335,14 @@ class SuperLink(Connection):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def launch(self) -> None:
-        """Start the SuperLink without waiting for it. Raises NoWall."""
-        if self.holder:
-            self.holder.launch()
-            self.server.wall = self.holder.wall_held()
-        self.server.launch()
-
     def start(self) -> None:
         """Start the SuperLink if necessary, and wait until it answers. Raises RunFailed
-        with the end of its log if it does not, or NoWall.
+        with the end of its log if it does not.
         """
         if self.server.process is None:
-            self.launch()
+            self.server.launch()
         self.wait(
-            lambda: answers(lambda: connect(self.server.wall, self.port, 1.0)),
+            lambda: answers(self.port, 1.0),
             "Flower's SuperLink did not answer",
             self.check_alive,
         )
@@ -382,11 +363,10 @@ class SuperLink(Connection):
                 continue
 
     def _end(self) -> None:
-        for one in filter(None, (self.server, self.holder)):
-            if one.process is not None:
-                one.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.process.wait(STOP_SECONDS)
+        if self.server.process is not None:
+            self.server.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.server.process.wait(STOP_SECONDS)
         # Always, even if no process is known: an interrupt may have occurred between
         # its start and the assignment.
         end_marked(self.server.mark, self.server.process, LEFTOVER_SECONDS)
@@ -422,6 +402,6 @@ def _temporary_folder(within: Path | None) -> Path:
     if not within and len(temporary) > LONGEST_TEMP_DIR and os.access("/tmp", os.W_OK):
         temporary = "/tmp"
     base = Path(tempfile.mkdtemp(prefix="fl-", dir=temporary))
-    for name in ("home", "cwd", "ray", "wall/cwd"):
+    for name in ("home", "cwd", "ray"):
         (base / name).mkdir(parents=True)
     return base

@@ -130,8 +130,6 @@ def sweep(
     scale: str = "",
     data_folder: str | Path | None = None,
     jobs: int = 0,
-    engine: str = "inline",
-    gpus_per_client: float = 0.0,
     gpus_per_run: float = 1.0,
     progress: bool = True,
     **settings: Any,
@@ -151,9 +149,7 @@ def sweep(
     failed, after the tables are written; and ``KeyboardInterrupt`` if it is
     interrupted. Repeat the call to continue.
     """
-    if engine not in ("inline", "ray"):
-        raise UserError(f"engine = {engine!r}: choose one of inline, ray")
-    way = Way(engine, jobs, gpus_per_client, gpus_per_run)
+    way = Way(jobs, gpus_per_run)
     plan_data = None if data_folder is None else Path(data_folder).expanduser()
     folder = None if out is None else Path(out).expanduser().absolute()
     if file is None:
@@ -165,7 +161,7 @@ def sweep(
     if len(plans) != 1:
         raise UserError(f"{file}: holds {len(plans)} sweeps. Name the file of one of them.")
     (plan,) = plans
-    results, failed = execute_sweep(plan, missing_runs(plan, way), way, _console(progress))
+    results, failed = execute_sweep(plan, missing_runs(plan), way, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
         raise RunFailed(

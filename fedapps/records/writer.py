@@ -73,7 +73,6 @@ FILES = (
     "model.safetensors",
     "run.log",
     TIMES,
-    "trackers.json",
     RELEASES,
 )
 FOLDERS = ("checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")

@@ -76,9 +76,8 @@ from fedapps.strategies.base.timing import Timing
 from fedapps.strategies.secure import secured
 from fedapps.tasks.capabilities import HasGroups, HasNet, SplitsSamples
 from fedapps.tasks.client_names import client_names
-from fedapps.tracking.adapters import Tracked
-from fedapps.tracking.callback import Trackers
 from fedapps.tracking.names import names_of
+from fedapps.tracking.trackers import Tracked, Trackers
 
 
 def execute_inline(
@@ -312,7 +311,7 @@ def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
 def trackers(settings: Settings, done: int, recorder: Recorder) -> Trackers:
     """Return the observer that reports a run to its trackers."""
     config = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
-    run = Tracked(recorder.folder, config, done, settings.track_to)
+    run = Tracked(recorder.folder, config, settings.track_to, done)
     return Trackers(names_of(settings.track), run, recorder)
 
 

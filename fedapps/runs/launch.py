@@ -18,7 +18,6 @@ from fedapps.algorithms.common.options import kebab
 from fedapps.engines import flower, superlink
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.notes import each_once, logger
@@ -34,7 +33,7 @@ from fedapps.surroundings import settle_caches
 
 ENGINES = ("inline", "ray", "deployment", "auto")
 # options of Launch, and flags of the command, that only Ray has
-OF_RAY = ("gpus_per_client", "ray_address", "port", "no_wall")
+OF_RAY = ("gpus_per_client", "ray_address", "port")
 # how long a run without its command may take to end, once it is stopped or Flower ends
 ORPHAN_SECONDS = 60.0
 
@@ -54,7 +53,6 @@ class Launch:
     gpus_per_client: float = 0.0
     ray_address: str | None = None
     port: int | None = None
-    no_wall: bool = False
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for options of another engine."""
@@ -92,11 +90,8 @@ class Launch:
     def again(self) -> str:
         """The flags that choose the same engine again, each after a space."""
         engine = "" if self.engine == "auto" else f" --engine {self.engine}"
-        values = {name: getattr(self, name) for name in self._given()}
-        return engine + "".join(
-            f" --{kebab(name)}" + ("" if value is True else f" {value}")
-            for name, value in values.items()
-        )
+        flags = [f" --{kebab(name)} {getattr(self, name)}" for name in self._given()]
+        return engine + "".join(flags)
 
     @property
     def sites(self) -> Path:
@@ -226,19 +221,11 @@ def _superlink(how: Launch) -> Iterator[superlink.SuperLink | None]:
     """Start the SuperLink of a run through Ray on this machine. Other runs yield
     ``None``.
     """
-    if how.engine != "ray":
+    # With a cluster, its folder is next to the run's, which does not exist yet.
+    if how.engine != "ray" or address_of(how.ray_address):
         yield None
         return
-    address = address_of(how.ray_address)
-    walled, warning = decide_wall(
-        "--no-wall" if how.no_wall else "the run joins a Ray cluster" if address else ""
-    )
-    if warning:
-        print(f"fedapps: {warning}", file=sys.stderr)
-    if address:  # its folder is next to the run's, which does not exist yet
-        yield None
-        return
-    with superlink.SuperLink(how.port, walled) as link:
+    with superlink.SuperLink(how.port) as link:
         yield link
 
 

@@ -1,3 +1,3 @@
-"""Adapters for the trackers TensorBoard, MLflow and Weights & Biases. The library of
-each is imported only if the setting ``track`` names it.
+"""TensorBoard, MLflow and Weights & Biases. The library of each is imported only if the
+setting ``track`` names it.
 """

@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import stat
-import subprocess
 import time
 import tomllib
 
@@ -20,9 +18,8 @@ from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.processes import free_port, marked, program
+from fedapps.engines.processes import free_port, marked
 from fedapps.engines.superlink import end_programs
-from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.end_to_end.sites import on, succeed
 from tests.helpers import (
@@ -67,11 +64,7 @@ def deployment(tmp_path_factory):
     said = succeed("deploy", "up", "--nodes", "3", "--dir", folder)
     opened = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in said
-    assert (
-        "which only you can enter"
-        if not no_wall_reason()
-        else "open to every process on this machine"
-    ) in said
+    assert "ports: open to every user of this machine" in said
     yield opened
     succeed("deploy", "down", "--dir", folder)
     assert marked(opened.mark) == []
@@ -123,29 +116,6 @@ def test_status_logs_and_file_permissions(deployment):
     for path in [*secret, *(site.folder / "key" for site in deployment.sites.values())]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-@pytest.mark.skipif(bool(no_wall_reason()), reason=f"no wall: {no_wall_reason()}")
-def test_a_script_with_the_port_number_gets_nowhere(deployment):
-    """Nor does Flower's own command with the connection's certificate; the SuperNodes'
-    ports are closed, too.
-    """
-    facts = json.loads((deployment.folder / "deployment.json").read_text())
-    for port in [facts["port"], *(site["port"] for site in facts["sites"].values())]:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 5)
-        deployment.wall.connect(port, 5).close()
-    done = subprocess.run(
-        [program("flwr"), "list", "own", "--format", "json"],
-        env=os.environ | {"FLWR_HOME": str(deployment.home)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert "Connection to the SuperLink is unavailable" in " ".join(
-        (done.stdout + done.stderr).split()
-    )
-    succeed("deploy", "flwr", "--dir", deployment.folder, "list", "own")
 
 
 def test_refused_sites_and_their_messages(deployment, tmp_path):

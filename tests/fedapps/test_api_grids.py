@@ -156,7 +156,6 @@ def test_mistakes_of_a_sweep(tmp_path):
         ({"num_round": [1, 2]}, "unknown setting 'num_round': did you mean 'num_rounds'"),
         ({"sweep": {"row": ["seed"]}}, "did you mean 'rows'"),
         ({"seed": []}, "the list is empty"),
-        ({"engine": "deployment"}, "engine = 'deployment': choose one of inline, ray"),
         ({"jobs": -1}, "jobs=-1: choose"),
         ({"file": tmp_path / "no.toml"}, "no.toml: no such file"),
     ):

@@ -44,9 +44,7 @@ function setUp(figure) {
   figure.tabIndex = 0; figure.setAttribute("role", "group");
   let at = null;  // the panel and the place that are shown
 
-  const drawings = [...figure.querySelectorAll("svg")];
-  const drawing = () => drawings.find(one => one.getBoundingClientRect().width) || drawings[0];
-  const frame = p => data.frames[drawing().getAttribute("class")][p];
+  const svg = figure.querySelector("svg"), frame = p => data.frames[p];
   const across = (p, x) => {
     const [l, , w] = frame(p), a = data.panels[p].x;
     return l + w * (x - a.lo) / (a.hi - a.lo);
@@ -82,7 +80,7 @@ function setUp(figure) {
   function showValues(p, place) {
     clear();
     at = [p, place];
-    const panel = data.panels[p], svg = drawing(), [l, t, w, h] = frame(p), lines = [];
+    const panel = data.panels[p], [l, t, w, h] = frame(p), lines = [];
     const mark = make("g", svg, {class: "mark"});
     const x = Math.min(l + w, Math.max(l, across(p, place[0])));
     let title, top = t;
@@ -140,7 +138,7 @@ function setUp(figure) {
   }
 
   function nearest(event) {
-    const svg = drawing(), box = svg.getBoundingClientRect();
+    const box = svg.getBoundingClientRect();
     const scale = svg.viewBox.baseVal.width / box.width;
     const px = (event.clientX - box.left) * scale, py = (event.clientY - box.top) * scale;
     const p = data.panels.findIndex((_, i) => {
@@ -181,8 +179,7 @@ function setUp(figure) {
     const text = entry.querySelector("text"), index = Number(entry.dataset.k);
     const label = labels[index] = text.textContent;
     const show = () => {
-      for (const twin of figure.querySelectorAll(`[data-k="${index}"]`))
-        twin.setAttribute("aria-pressed", String(!off.has(label)));
+      entry.setAttribute("aria-pressed", String(!off.has(label)));
       for (const shape of figure.querySelectorAll(`[data-s="${index}"]`))
         shape.style.display = off.has(label) ? "none" : "";
     };
@@ -199,11 +196,9 @@ function setUp(figure) {
     entry.prepend(make("rect", entry, {x, y, height, width, class: "area"}));
     show();
   }
-  for (const svg of drawings) {
-    svg.addEventListener("pointermove", nearest);
-    svg.addEventListener("pointerdown", nearest);
-    svg.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") clear(); });
-  }
+  svg.addEventListener("pointermove", nearest);
+  svg.addEventListener("pointerdown", nearest);
+  svg.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") clear(); });
   figure.addEventListener("keydown", keys);
   figure.addEventListener("blur", clear);
 }
@@ -234,11 +229,6 @@ setInterval(() => {
 STYLE = """
 figure.chart { position: relative; overflow: visible; font-family: inherit; }
 figure.chart svg { display: block; width: 100%; height: auto; touch-action: pan-y; }
-figure.chart svg.narrow { display: none; }
-@media (max-width: 560px) {
-  figure.chart svg.narrow { display: block; }
-  figure.chart svg.wide { display: none; }
-}
 figure.chart:focus-visible, [data-k]:focus-visible {
   outline: 2px solid var(--accent);
   outline-offset: 1px;

@@ -1,8 +1,8 @@
 """Charts of a page: figures as SVG in the page itself, with the values that a reader
 can look up.
 
-Without JavaScript a chart is only its drawing, for wide and for narrow screens, in
-colours that follow the page's scheme. The script of `chart_script.py` adds the values
+Without JavaScript a chart is only its drawing, in colours that follow the page's
+scheme. The script of `chart_script.py` adds the values
 at the pointer; it reads them as JSON from the figure.
 """
 
@@ -22,10 +22,7 @@ from fedapps.lab.charts.html import Html, css, text
 def chart(name: str, description: str, figure: Figure) -> Html:
     """One figure; its `name` is unique on the page."""
     labels = list(dict.fromkeys(label for label, _ in figure.legend))
-    drawings, frames = [], {}
-    for style, drawn in (("wide", figure), ("narrow", figure.narrow())):
-        drawing, frames[style] = _svg(drawn, style, description, labels)
-        drawings.append(drawing)
+    drawing, frames = _svg(figure, description, labels)
     panels = [_panel(panel, labels) for panel in figure.panels if not panel.hidden]
     content = {"frames": frames, "panels": panels}
     data = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -33,13 +30,13 @@ def chart(name: str, description: str, figure: Figure) -> Html:
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return Html(
         f'<figure class="chart" data-name="{text(name)}" '
-        f'aria-label="{text(description)}">{"".join(drawings)}'
+        f'aria-label="{text(description)}">{drawing}'
         f'<script type="application/json">{data}</script></figure>'
     )
 
 
 def _svg(
-    figure: Figure, style: str, description: str, labels: Sequence[str]
+    figure: Figure, description: str, labels: Sequence[str]
 ) -> tuple[str, list[tuple[float, ...]]]:
     placed = figure.placed()
     width, height = figure.size
@@ -62,7 +59,7 @@ def _svg(
     for label, shapes in placed.entries:
         body += f'<g data-k="{labels.index(label)}">{drawn(shapes, False)}</g>'
     return (
-        f'<svg class="{style}" role="img" aria-label="{text(description)}" viewBox="0 0 {width:g} '
+        f'<svg role="img" aria-label="{text(description)}" viewBox="0 0 {width:g} '
         f'{height:g}" fill="none" '
         f'stroke-linejoin="round">{body}</svg>',
         [tuple(round(number, 2) for number in frame) for frame in placed.frames],

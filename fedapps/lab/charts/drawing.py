@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,6 @@ _LEGEND, _HANDLE, _SPACE = 9.5, 21.0, 16.0
 
 #: Where the data of a panel lie: left, top, width, height.
 Frame = tuple[float, float, float, float]
-
-_NARROW = (300.0, 235.0)  # a panel on a phone
 
 
 @dataclass(frozen=True)
@@ -63,43 +61,6 @@ class Figure:
         """All shapes, placed on the canvas."""
         placed = self.placed()
         return placed.shapes + [shape for _, shapes in placed.entries for shape in shapes]
-
-    def narrow(self) -> "Figure":
-        """The same for a phone: one panel below the other, each with the labels that it
-        shares with its row and column.
-        """
-        shown = [panel for panel in self.panels if not panel.hidden]
-        tall = min(
-            self.size[1] / -(-len(self.panels) // self.columns),
-            _NARROW[1] if not any(p.table for p in shown) else np.inf,
-        )
-        room = 1.4 * _LEGEND * len(self.legend)
-        panels = [
-            replace(
-                panel,
-                heading=_wrapped(panel.heading, panel.heading_size),
-                x=self._labelled(place, panel, "x"),
-                y=self._labelled(place, panel, "y"),
-            )
-            for place, panel in enumerate(self.panels)
-            if not panel.hidden
-        ]
-        return Figure((_NARROW[0], tall * len(shown) + room), 1, panels, self.legend)
-
-    def _labelled(self, place: int, panel: Panel, side: Literal["x", "y"]) -> Axis:
-        """The axis of a panel with a label: its own, that of the lowest panel of its
-        column (x) or of the first one of its row (y).
-        """
-        first = place - place % self.columns
-        others = (
-            self.panels[place :: self.columns][::-1]
-            if side == "x"
-            else self.panels[first : first + self.columns]
-        )
-        axis: Axis = getattr(panel, side)
-        named = (getattr(other, side) for other in others if not other.hidden)
-        known = next((one for one in (axis, *named) if one.label), axis)
-        return replace(axis, label=known.label, label_size=known.label_size)
 
     def placed(self) -> Placed:
         """All shapes with their positions on the canvas."""
@@ -277,20 +238,6 @@ class _Laid:
                 yield replace(
                     shape, points=np.array([[mirrored, shape.points[0, 1]]]), anchor="start"
                 )
-
-
-def _wrapped(heading: str, size: float) -> str:
-    """A heading, wrapped for the width of a phone."""
-    lines = [""]
-    for word in heading.split():
-        if (
-            lines[-1]
-            and text_width(f"{lines[-1]} {word}", size, bold=True)
-            > _NARROW[0] - 2 * _BORDER[0] - 30
-        ):
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
 
 
 def _legend(

@@ -26,12 +26,6 @@ SHARED: Options = {
         "metavar": "F",
         "help": "share of a GPU for each run that uses one (default: 1)",
     },
-    "--gpus-per-client": {
-        "type": float,
-        "default": 0.0,
-        "metavar": "F",
-        "help": "share of a GPU for each client (ray)",
-    },
     "--watch": {
         "action": "store_true",
         "help": "draw the report again while the run goes on",

@@ -50,13 +50,7 @@ add_options = command_options(
             ),
         },
         "--jobs": {},
-        "--engine": {
-            "choices": ["inline", "ray"],
-            "default": "inline",
-            "help": "run in parallel processes (default), or through Ray, one run after the other",
-        },
         "--gpus-per-run": {},
-        "--gpus-per-client": {},
         "--out": {"help": "results folder (default: results/sweep-FILE)"},
         "--watch": {"help": "draw the reports of the runs again while they go on"},
         "--dry-run": {"action": "store_true", "help": "only list the runs"},
@@ -82,7 +76,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         for plan in plans:
             show_plan(plan)
         return 0
-    missing = [missing_runs(plan, way) for plan in plans]
+    missing = [missing_runs(plan) for plan in plans]
     if minutes := minutes_text([plan for plan, runs in zip(plans, missing, strict=True) if runs]):
         print(minutes, file=sys.stderr)
     failed = total = 0

@@ -8,7 +8,6 @@ Its progress is a bar over all rounds in a terminal or notebook, and one line fo
 run that ends.
 """
 
-import io
 import json
 import threading
 import time
@@ -28,14 +27,12 @@ from rich.progress import (
 )
 
 from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
-from fedapps.engines.flower import Resources
 from fedapps.engines.processes import cores
-from fedapps.errors import RunFailed, UserError
-from fedapps.lab import write_report
+from fedapps.errors import UserError
 from fedapps.lab.sweeps.grid import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
-from fedapps.lab.sweeps.pool import Ended, PlannedRun, begun, finished, run_all
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, run_all
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
@@ -44,7 +41,6 @@ from fedapps.records.lock import FolderLock
 from fedapps.records.reader import read_run
 from fedapps.records.rounds import FREE, RoundReader
 from fedapps.runs.devices import Asked
-from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import assemble
 from fedapps.runs.progress import Display
 from fedapps.settings.reading import default_config, read_settings
@@ -161,32 +157,16 @@ FILLED = {
 @dataclass(frozen=True)
 class Way:
     """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as
-    there are cores) with ``gpus_per_run`` of a GPU for each that computes on one, or
-    through Ray, one after the other.
+    there are cores), with ``gpus_per_run`` of a GPU for each that computes on one.
     """
 
-    engine: str = "inline"
     jobs: int = 0
-    gpus_per_client: float = 0.0
     gpus_per_run: float = 1.0
 
     def __post_init__(self) -> None:
         if self.jobs < 0:
             raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for one job per core")
         check_share("--gpus-per-run", self.gpus_per_run, most=1)
-        if self.gpus_per_client and self.engine == "inline":
-            raise UserError(
-                "--gpus-per-client is for --engine ray: choose --gpus-per-run with --engine inline"
-            )
-        if self.gpus_per_run != 1 and self.engine == "ray":
-            raise UserError(
-                "--gpus-per-run is for --engine inline: choose --gpus-per-client with --engine ray"
-            )
-        if self.jobs and self.engine == "ray":
-            raise UserError(
-                "--jobs is for --engine inline: with Ray, the runs follow each other and the "
-                "clients of each run work in parallel"
-            )
 
     def processes(self, on_gpu: bool) -> tuple[int, list[str]]:
         """Return the number of runs at a time, and the GPUs that are dealt to them.
@@ -211,11 +191,6 @@ class Way:
         )
         return jobs, gpus
 
-    @property
-    def asked(self) -> Asked:
-        """How each run is asked for."""
-        return Asked(self.engine, self.gpus_per_client)
-
 
 def uses_gpu(settings: Settings) -> bool:
     """Return whether a run computes on a GPU. Raises ``UserError`` for a certain one:
@@ -230,7 +205,7 @@ def uses_gpu(settings: Settings) -> bool:
     return kind == "cuda"
 
 
-def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:
+def missing_runs(plan: Plan) -> list[PlannedRun]:
     """Return the runs that are not finished, with their numbers of clients and their
     devices filled in, each checked against its data. Raises ``UserError``.
     """
@@ -244,7 +219,7 @@ def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:
     with each_once():
         for run in [point.run for point in plan.points if not is_done(point.run)]:
             try:
-                settings, *_ = assemble(read_settings(run.config), way.asked)
+                settings, *_ = assemble(read_settings(run.config), Asked())
             except UserError as error:
                 raise UserError(f"{run.folder.name}: {error}") from None
             runs.append(PlannedRun(without_reserved(settings), run.folder, uses_gpu(settings)))
@@ -319,8 +294,6 @@ def write_record(plan: Plan) -> None:
 
 def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
     """Start the runs; yield each when it ends."""
-    if way.engine == "ray":
-        return run_ray(missing, way.gpus_per_client)
     if not missing:
         return iter(())
     return run_all(missing, *way.processes(any(run.on_gpu for run in missing)))
@@ -342,23 +315,3 @@ def is_done(run: PlannedRun) -> bool:
                     "choose another --out, or delete that folder"
                 )
     return done
-
-
-def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
-    """Launch the runs one after the other in Flower's Ray simulation; yield each when
-    it ends. Raises ``UserError`` if no client fits on this machine.
-    """
-    Resources(1, gpus_per_client=gpus_per_client).check()
-    quiet = Console(file=io.StringIO())
-    with each_once():
-        for run in runs:
-            settings = begun(run)
-            how = Launch("ray", overwrite=not settings.resume, gpus_per_client=gpus_per_client)
-            try:
-                _, status = launch(settings, how, write_report, quiet)
-            except (UserError, RunFailed) as error:
-                yield Ended(run, {}, str(error))
-                continue
-            if status == "interrupted":
-                raise KeyboardInterrupt
-            yield Ended(run, read_run(run.folder).summary)

@@ -24,7 +24,6 @@ from fedapps.engines.processes import Cores, threads, without_main
 from fedapps.records.rounds import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
 from fedapps.settings.reading import read_settings
-from fedapps.settings.settings import Settings
 
 #: In a process of the pool: the cores that it shares with the others. The last runs of
 #: a sweep have worker processes on those that became free.
@@ -174,12 +173,6 @@ def mark_interrupted(folders: Iterable[Path]) -> None:
             set_status(folder, "interrupted")
 
 
-def begun(run: PlannedRun) -> Settings:
-    """Return the settings of a run, with ``resume`` set if there is a checkpoint."""
-    resume = (run.folder / "checkpoint").exists()
-    return read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
-
-
 def run_one(run: PlannedRun) -> dict[str, Any]:
     """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process does not need it
@@ -187,7 +180,8 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     from fedapps.runs.execution import execute_inline
 
     torch.set_num_threads(1)
-    settings = begun(run)
+    resume = (run.folder / "checkpoint").exists()
+    settings = read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
     prepare_folder(settings, overwrite=not settings.resume)
     logger = logging.getLogger("flwr")
     level = logger.level

@@ -14,7 +14,7 @@ from fedapps.commands.parser import main
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.lab.sweeps.execution import Way, missing_runs
+from fedapps.lab.sweeps.execution import missing_runs
 from fedapps.lab.sweeps.grid import grid_of
 from fedapps.lab.sweeps.plan import plan_of
 from fedapps.methods import METHODS
@@ -298,24 +298,16 @@ def test_steps_on_a_gpu_are_not_compiled():
         assert worth(settings, parts.task, lambda *_: True) == compiled
 
 
-@pytest.mark.parametrize(
-    ("way", "device"),
-    [
-        (Way(), "cuda"),
-        (Way("ray", gpus_per_client=0.5), "cuda"),
-        (Way("ray"), "cpu"),
-    ],
-)
-def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus):
-    runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path), way)
-    assert [run.config["device"] for run in runs] == [device] * 2
+def test_the_runs_of_a_sweep_have_a_definite_device(tmp_path, gpus):
+    runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path))
+    assert [run.config["device"] for run in runs] == ["cuda"] * 2
 
 
 def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
     gpus(2)
     plan = plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
     refused(
-        lambda: missing_runs(plan, Way()),
+        lambda: missing_runs(plan),
         "choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one",
         UserError,
     )
@@ -348,7 +340,6 @@ def test_a_refused_run_keeps_the_one_that_it_would_overwrite(
         ({"gpus_per_client": 0.5}, "", "ray", "engine ray: for --gpus-per-client"),
         ({"ray_address": "head:6379"}, "", "ray", "engine ray: for --ray-address"),
         ({"port": 9093}, "", "ray", "engine ray: for --port"),
-        ({"no_wall": True}, "", "ray", "engine ray: for --no-wall"),
         ({"engine": "ray"}, "", "ray", ""),
         ({"engine": "inline"}, "", "inline", ""),
         ({"engine": "deployment"}, "", "deployment", ""),
@@ -365,8 +356,8 @@ def test_the_engine_that_suits(given, cluster, engine, why, monkeypatch):
 
 def test_how_a_run_goes_on_keeps_what_chose_the_engine():
     assert (Launch().again, Launch(engine="deployment").again) == ("", " --engine deployment")
-    given = Launch(gpus_per_client=0.5, port=0, no_wall=True)
-    assert given.again == " --gpus-per-client 0.5 --port 0 --no-wall"
+    given = Launch(gpus_per_client=0.5, port=0)
+    assert given.again == " --gpus-per-client 0.5 --port 0"
     assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"
 
 
@@ -376,7 +367,7 @@ def test_how_a_run_goes_on_keeps_what_chose_the_engine():
         *(
             ({"engine": engine, **option}, rf"^--[a-z-]+ is for --engine ray, not {engine}$")
             for engine in ("inline", "deployment")
-            for option in ({"port": 9093}, {"no_wall": True}, {"ray_address": "auto"})
+            for option in ({"port": 9093}, {"ray_address": "auto"})
         ),
         ({"ray_address": " "}, "--ray-address is empty"),
         ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),

@@ -11,9 +11,8 @@ import pytest
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.settings.reading import read_settings
-from fedapps.tracking.adapters import ADAPTERS, Tracked
-from fedapps.tracking.callback import measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
+from fedapps.tracking.trackers import ADAPTERS, Tracked, measures_of
 from tests.helpers import dying_after, printed, refused, rounds_of, summary_of
 
 JOB = [
@@ -111,8 +110,8 @@ def test_trackers_receive_a_failed_run(tracker_class, tmp_path):
 
 
 def test_runs_of_a_sweep_know_its_name(tmp_path):
-    assert Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {}, 0, "").sweep == "sweep-alpha"
-    assert Tracked(tmp_path / "run", {}, 0, "").sweep == ""
+    assert Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {}).sweep == "sweep-alpha"
+    assert Tracked(tmp_path / "run", {}).sweep == ""
 
 
 def test_measures_are_the_numbers_of_a_record():
@@ -155,7 +154,7 @@ def test_trackers_are_imported_only_if_named(tmp_path):
         f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if "
         "name.startswith('fedapps.tracking.')])"
     )
-    ours = [f"fedapps.tracking.{name}" for name in ("names", "adapters", "callback")]
+    ours = [f"fedapps.tracking.{name}" for name in ("names", "trackers")]
     assert printed("-c", program).splitlines()[-1] == f"[] {ours}"
 
 
@@ -195,10 +194,10 @@ def test_mlflow(tmp_path, monkeypatch):
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sweep = tmp_path / "sweep-seeds"
-    rows = stopped_and_resumed(sweep / "cells" / "seed=0", "track=mlflow")
+    rows = run(sweep / "cells" / "seed=0", "track=mlflow")
     client = MlflowClient(f"sqlite:///{sweep}/cells/seed=0/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("sweep-seeds").experiment_id
-    (first,) = client.search_runs([experiment])  # a resumed run is the same one
+    (first,) = client.search_runs([experiment])
     assert (first.info.run_name, first.info.status) == ("seed=0", "FINISHED")
     assert (first.data.params["num-clients"], first.data.params["method"]) == ("4", "fedavg")
     history = sorted(

@@ -15,7 +15,6 @@ from fedapps.lab.charts.drawing import (
     legend,
     line_with_range,
     one_panel,
-    panels,
 )
 from fedapps.lab.charts.html import palette
 from fedapps.lab.charts.theme import MOST, THEME
@@ -63,19 +62,15 @@ def test_a_chart_has_mean_and_range_in_units_of_its_axes():
 
 
 def test_the_frame_of_a_chart_contains_its_data():
-    """The point at the lower left end of the axes is drawn in the corner of the frame,
-    in both drawings.
-    """
+    """The point at the lower left end of the axes is in the corner of the frame."""
     figure, axes = one_panel("")
     axes.line([0, 10], [0, 2], THEME.series[0])
     axes.x.low, axes.x.high, axes.y.low, axes.y.high = 0.0, 10.0, 0.0, 2.0
     page = chart("x", "", figure)
-    for style in ("wide", "narrow"):
-        ((left, top, width, height),) = chart_values(page)["x"]["frames"][style]
-        (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
-        (path,) = re.findall(r'stroke-width="2" [^>]*d="M([-\d. ]+)"', svg)
-        ends = [left, top + height, left + width, top]
-        assert list(map(float, path.split())) == pytest.approx(ends, abs=0.06)
+    ((left, top, width, height),) = chart_values(page)["x"]["frames"]
+    (path,) = re.findall(r'stroke-width="2" [^>]*d="M([-\d. ]+)"', page)
+    ends = [left, top + height, left + width, top]
+    assert list(map(float, path.split())) == pytest.approx(ends, abs=0.06)
 
 
 def test_both_schemes_have_a_colour_for_every_name_in_the_page():
@@ -107,26 +102,6 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     assert np.array_equal(reading.y, values[reading.x.astype(int)])
 
 
-@pytest.mark.parametrize("number", [3, 4])
-def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts(number):
-    """The lowest panel of a column names x for all, the left one of a row y."""
-    figure, axes = panels(2, 2, (8, 6), THEME, number)
-    for panel in axes[:number]:
-        panel.heading = "A heading of many words that is too long for a phone"
-    for panel in axes[number - 2 : number]:
-        panel.x.label = "round"
-    axes[0].y.label, axes[2].y.label = "accuracy", "loss"
-    narrow = figure.narrow()
-    assert (narrow.size[0], narrow.columns) == (300, 1)
-    first, second = narrow.placed().frames[:2]
-    assert first[1] + first[3] < second[1]
-    assert "\n" in narrow.panels[0].heading
-    assert narrow.panels[0].heading.split() == axes[0].heading.split()
-    labels = [(panel.x.label, panel.y.label) for panel in narrow.panels]
-    assert labels == [("round", y) for y in ("accuracy", "accuracy", "loss", "loss")[:number]]
-    assert ("\n" in axes[0].heading, axes[0].x.label) == (False, "")
-
-
 def test_a_report_of_a_thousand_noisy_clients_names_what_is_omitted(write_run):
     rng = np.random.default_rng(0)
     ends = ("mean", "worst10", "best10", "std")
@@ -155,10 +130,10 @@ def test_a_report_of_a_thousand_noisy_clients_names_what_is_omitted(write_run):
 
 # --- in a browser ---------------------------------------------------------------------
 
-AT = """(() => {{ const svg = document.querySelector('figure[data-name={name}] svg.{style}'), box = svg.getBoundingClientRect();
+AT = """(() => {{ const svg = document.querySelector('figure[data-name={name}] svg'), box = svg.getBoundingClientRect();
     svg.scrollIntoView({{block: 'center'}}); const now = svg.getBoundingClientRect();
     const data = JSON.parse(document.querySelector('figure[data-name={name}] script').textContent);
-    const [l, t, w, h] = data.frames.{style}[0], a = data.panels[0].x, scale = now.width / svg.viewBox.baseVal.width;
+    const [l, t, w, h] = data.frames[0], a = data.panels[0].x, scale = now.width / svg.viewBox.baseVal.width;
     return [now.left + scale * (l + w * ({x} - a.lo) / (a.hi - a.lo)), now.top + scale * (t + h / 2)]; }})()"""
 TIP = "[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.innerText).join()"
 
@@ -179,26 +154,21 @@ def report(write_run):
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "style", "dark"), [(1100, "wide", False), (360, "narrow", True)])
-def test_values_at_the_pointer(report, width, style, dark):
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
+def test_values_at_the_pointer(report, width, dark):
     with Browser(width, 900, dark) as browser:
         browser.open(report)
         assert browser.ask("document.documentElement.scrollWidth") <= width
-        shown = (
-            "[...document.querySelectorAll('figure svg')].filter(s => "
-            "s.getBoundingClientRect().width > 0)"
-        )
-        assert set(browser.ask(f"{shown}.map(s => s.getAttribute('class'))")) == {style}
         heading = "document.querySelector('figure[data-name=accuracy] text[font-weight]')"
         ink = "rgb(232, 234, 237)" if dark else "rgb(27, 32, 38)"
         assert browser.ask(f"getComputedStyle({heading}).fill") == ink
-        x, y = browser.ask(AT.format(name="accuracy", style=style, x=6))
+        x, y = browser.ask(AT.format(name="accuracy", x=6))
         browser.point(x + 2, y)
         wanted = ("round 6", "65.7 %", "37.5\N{EN DASH}75 %")  # 0.876 * 6 / 8
         assert lacking(browser.ask(TIP), *wanted) == []
-        browser.point(*browser.ask(AT.format(name="clients", style=style, x=1)))
+        browser.point(*browser.ask(AT.format(name="clients", x=1)))
         assert lacking(browser.ask(TIP), "client <i>north", "75 %") == []
-        browser.point(*browser.ask(AT.format(name="weights", style=style, x=1)))
+        browser.point(*browser.ask(AT.format(name="weights", x=1)))
         assert re.search(r"round 1\s+client (north 0\.25|south 0\.75)", browser.ask(TIP))
         browser.point(2, 2)
         assert browser.ask(TIP) == ""
@@ -209,8 +179,8 @@ def test_values_at_the_pointer(report, width, style, dark):
 @needs_browser
 def test_keys_and_series_that_are_switched_off(report):
     chart = "document.querySelector('figure[data-name=accuracy]')"
-    key = f"{chart}.querySelector('svg.wide [data-k=\"1\"]')"
-    line = f"getComputedStyle({chart}.querySelector('svg.wide path[data-s=\"1\"]')).display"
+    key = f"{chart}.querySelector('svg [data-k=\"1\"]')"
+    line = f"getComputedStyle({chart}.querySelector('svg path[data-s=\"1\"]')).display"
     with Browser() as browser:
         browser.open(report)
         browser.ask(f"{chart}.focus()")

@@ -42,7 +42,7 @@ def report(path):
 
 
 def pictures(html):
-    """The plots of a report, wide and narrow, parsed."""
+    """The plots of a report, parsed."""
     return list(map(ElementTree.fromstring, re.findall(r"<svg.*?</svg>", html, re.DOTALL)))
 
 
@@ -92,7 +92,7 @@ def test_foreign_text_stays_text(write_run):
     assert not {"i", "b", "u", "s"} & set(page.tags)
     # the page's script, and the values of each chart
     assert page.tags.count("script") == 1 + page.tags.count("figure")
-    assert page.tags.count("svg") == 2 * page.tags.count("figure")
+    assert page.tags.count("svg") == page.tags.count("figure")
     assert not [name for name in page.attributes if name.startswith("on")]
     row = next(row for row in page.rows if row[:2] == ["2", '"><svg onload=z>'])
     assert row[2].startswith('<script>alert("x")</script> [31m<img')
@@ -113,14 +113,14 @@ def test_self_contained(write_run):
     assert rules["default-src"] == rules["connect-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"  # only this script
     drawn = pictures(html)
-    assert len(drawn) == 2 * len(run_figures(read_run(path)))
+    assert len(drawn) == len(run_figures(read_run(path)))
     for picture in drawn:
         elements = list(picture.iter())
         assert {element.tag for element in elements} <= {"svg", "g", "path", "text"}
         names = {name for element in elements for name in element.attrib}
         assert not [name for name in names if "href" in name or name.startswith("on")]
         width, height = map(float, picture.attrib["viewBox"].split()[2:])
-        assert (width > 400 or picture.attrib["class"] == "narrow", height > 200) == (True, True)
+        assert (width > 400, height > 200) == (True, True)
     assert lacking(html, "prefers-color-scheme: dark", 'name="viewport"') == []
 
 

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from io import StringIO
 from itertools import chain
 from multiprocessing import active_children
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from fedapps.algorithms.common.privacy import gaussian_epsilon
 from fedapps.commands.parser import main
-from fedapps.engines import flower, superlink
 from fedapps.lab.sweeps import execution as sweep_module
 from fedapps.lab.sweeps.execution import SweepProgress
 from fedapps.lab.sweeps.page import write_page
@@ -30,8 +27,6 @@ from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, Pool, finished, run
 from fedapps.lab.sweeps.tables import Results, best_of
 from fedapps.records.lock import WRITER, FolderLock
 from fedapps.records.rounds import status_of
-from fedapps.runs.execution import execute_inline
-from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
 from tests.helpers import (
     ROOT,
@@ -338,14 +333,7 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
         ),
         ("data.source = '/no/such'", [], "/no/such"),
         ("seed = 0", ["--jobs", "-1"], "--jobs -1: choose 1 or more"),
-        ("seed = 0", ["--engine", "ray", "--jobs", "2"], "--jobs is for --engine inline"),
-        ("seed = 0", ["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
         ("seed = 0", ["--gpus-per-run", "2"], "--gpus-per-run 2.0: choose a share of a GPU, "),
-        (
-            "seed = 0",
-            ["--engine", "ray", "--gpus-per-run", "0.5"],
-            "--gpus-per-run is for --engine inline",
-        ),
         (
             f"seed = {list(range(200))}\nnum-rounds = {list(range(1, 200))}",
             [],
@@ -534,7 +522,7 @@ def test_the_page_is_drawn_again_while_the_sweep_goes_on(plan_of, in_process):
     plan, way, pages = plan_of(LASSO + "seed = [0, 1, 2]\n"), sweep_module.Way(jobs=1), []
 
     def go():
-        sweep_module.execute_sweep(plan, sweep_module.missing_runs(plan, way), way, page_every=0.0)
+        sweep_module.execute_sweep(plan, sweep_module.missing_runs(plan), way, page_every=0.0)
 
     def page():
         return (plan.out / "report.html").read_text()
@@ -625,40 +613,6 @@ def test_a_folder_of_a_run_or_of_another_sweep_is_refused(
     with sweep_module.only_one(tmp_path / "out"):
         assert f"another run is writing to it (process {os.getpid()}" in error_of(*command)
     assert main(command) == 0
-
-
-def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys, error_of):
-    """Flower's simulation gets the settings of the run; a run that it loses counts as
-    failed.
-    """
-    asked = []
-
-    def run_simulation(app, config, resources, *following, **how):
-        asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
-        if config["seed"] == 1:
-            return flower.Outcome("failed", "Ray died")
-        execute_inline(read_settings(config))
-        return flower.Outcome("completed")
-
-    monkeypatch.setattr(superlink, "SuperLink", lambda *_: nullcontext())
-    monkeypatch.setattr(flower, "run_simulation", run_simulation)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
-    command = [
-        "sweep",
-        str(tmp_path / "grid.toml"),
-        "--engine",
-        "ray",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    said = " and gpus-per-client = 2 does not fit: this machine has"
-    assert said in error_of(*command, "--gpus-per-client", "2")  # no client fits: no run starts
-    assert asked == []
-    assert main([*command, "--gpus-per-client", "0.25"]) == 1
-    assert asked == [(0, 3, 0.25), (1, 3, 0.25), (2, 3, 0.25)]
-    assert "seed-1: failed: Ray died" in capsys.readouterr().err
 
 
 # --- GPUs -----------------------------------------------------------------------------
@@ -753,7 +707,7 @@ def test_a_title_has_data_and_methods_and_rows_their_gain_over_training_alone(re
 
 def test_a_note_on_two_runs_is_said_once(plan_of, caplog):
     plan = plan_of('method = "fedbn"\nseed = [0, 1]\n')
-    assert len(sweep_module.missing_runs(plan, sweep_module.Way())) == 2
+    assert len(sweep_module.missing_runs(plan)) == 2
     assert len([text for text in caplog.messages if "fedbn" in text]) == 1
 
 

@@ -1,54 +1,57 @@
-"""The trackers: TensorBoard, MLflow, Weights & Biases. Each gets the settings, the
-measures of every round and the final files. Its library is imported when it starts.
+"""Sends a run's results to its trackers: the settings, the measures of every round, and
+at the end its files. The library of a tracker is imported when it starts.
+
+If a tracker fails, the run logs one line, continues, and does not use it again.
 """
 
 import importlib
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedapps.records.files import write_text
-from fedapps.records.reader import read_json
+from flwr.common import log
+
+from fedapps.records.writer import Recorder
+from fedapps.strategies.base.rounds import Ending, Observer
 
 #: The folder of a sweep that holds its runs.
 CELLS = "cells"
-#: The file with the trackers' ids of the run, for a resume.
-IDS = "trackers.json"
 #: MLflow's names of a run's final status.
 STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
 LONGEST = 6000  # characters of a parameter in MLflow
 PROJECT = "fedapps"
+#: Files that are sent at the end, if they exist.
+FILES = (
+    "settings.toml",
+    "rounds.jsonl",
+    "summary.json",
+    "clients.csv",
+    "groups.csv",
+    "model.safetensors",
+)
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """What trackers need of a run: its folder, its settings, the number of rounds
-    before a resume, the address in ``track-to``.
+    """What trackers need of a run: its folder, its settings, the address in
+    ``track-to``, and the number of rounds before a resume.
     """
 
     folder: Path
     config: Mapping[str, Any]
-    done: int
-    to: str
+    to: str = ""
+    done: int = 0
 
     @property
     def sweep(self) -> str:
         """The name of the run's sweep, or ""."""
         return self.folder.parent.parent.name if self.folder.parent.name == CELLS else ""
-
-    def stored_id(self, tracker: str) -> str:
-        """Return a tracker's id of this run from before a resume, or ""."""
-        return str(read_json(self.folder / IDS).get(tracker, "")) if self.done else ""
-
-    def store_id(self, tracker: str, name: str) -> None:
-        """Store a tracker's id of this run."""
-        path = self.folder / IDS
-        write_text(path, json.dumps(read_json(path) | {tracker: name}) + "\n")
 
 
 class Tracker(Protocol):
@@ -71,11 +74,8 @@ class TensorBoardEvents:
     def __init__(self, run: Tracked) -> None:
         folder = run.folder if not run.to else Path(run.to) / run.sweep / run.folder.name
         kind = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        # A resumed run repeats the rounds after the checkpoint; purge their first
-        # records.
-        self.writer = kind(
-            str(folder / "tensorboard"), purge_step=run.done + 1 if run.done else None
-        )
+        # A resumed run repeats the rounds after the checkpoint.
+        self.writer = kind(str(folder / "tensorboard"), purge_step=run.done + 1)
         lines = [f"    {key} = {value}" for key, value in run.config.items()]
         self.writer.add_text("settings", "\n".join(lines), run.done)
 
@@ -112,21 +112,14 @@ class MlflowRun:
             address, files = f"sqlite:///{own / 'mlflow.db'}", (own / "artifacts").as_uri()
         self.client = mlflow.MlflowClient(tracking_uri=address)
         name = run.sweep or f"fedapps-{run.config['task']}"
-        if not (experiment := self.client.get_experiment_by_name(name)):
-            # another run of the sweep may be quicker
-            with suppress(mlflow.MlflowException):
-                self.client.create_experiment(name, artifact_location=files)
-            experiment = self.client.get_experiment_by_name(name)
-        self.id = run.stored_id("mlflow")
-        if not self.id:
-            created = self.client.create_run(experiment.experiment_id, run_name=run.folder.name)
-            self.id = created.info.run_id
-            parameters = [
-                self.entities.Param(key, str(value)[:LONGEST]) for key, value in run.config.items()
-            ]
-            self.client.log_batch(self.id, params=parameters)
-            run.store_id("mlflow", self.id)
-        self.client.update_run(self.id, "RUNNING")
+        with suppress(mlflow.MlflowException):  # it exists
+            self.client.create_experiment(name, artifact_location=files)
+        experiment = self.client.get_experiment_by_name(name).experiment_id
+        self.id = self.client.create_run(experiment, run_name=run.folder.name).info.run_id
+        params = [
+            self.entities.Param(key, str(value)[:LONGEST]) for key, value in run.config.items()
+        ]
+        self.client.log_batch(self.id, params=params)
 
     def round(self, number: int, measures: Mapping[str, float]) -> None:
         """Record a round."""
@@ -167,15 +160,12 @@ class WandbRun:
             project=run.to or os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.folder.name,
             group=run.sweep or None,
-            id=run.stored_id("wandb") or None,
-            resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
             reinit="create_new",
             settings=quiet,
         )
-        run.store_id("wandb", str(self.run.id))
 
     def round(self, number: int, measures: Mapping[str, float]) -> None:
         """Record a round."""
@@ -196,3 +186,55 @@ ADAPTERS: dict[str, Callable[[Tracked], Tracker]] = {
     "mlflow": MlflowRun,
     "wandb": WandbRun,
 }
+
+
+class Trackers(Observer):
+    """Sends each round that ``recorder`` recorded to all trackers of a run."""
+
+    def __init__(self, names: Sequence[str], run: Tracked, recorder: Recorder) -> None:
+        self.folder, self.recorder = run.folder, recorder
+        self.trackers: dict[str, Tracker] = {}
+        for name in names:
+            if tracker := self._try(name, partial(ADAPTERS[name], run)):
+                self.trackers[name] = tracker
+
+    def __call__(self, _: object) -> None:
+        """Send the round that was just recorded."""
+        row = self.recorder.row
+        for name, tracker in list(self.trackers.items()):
+            self._try(name, partial(tracker.round, row["round"], measures_of(row)))
+
+    def end(self, ending: Ending) -> None:
+        """Send how the run ended, with its files."""
+        files = [path for name in FILES if (path := self.folder / name).exists()]
+        for name, tracker in list(self.trackers.items()):
+            self._try(name, partial(tracker.end, ending.status, files))
+
+    def _try(self, name: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            self.trackers.pop(name, None)
+            reason = " ".join(str(error).split())[:200]
+            log(
+                WARNING,
+                "track = '%s' failed (%s: %s). The run continues without this tracker.",
+                name,
+                type(error).__name__,
+                reason,
+            )
+
+
+def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in a record of ``rounds.jsonl`` by name, and the numbers of
+    clients and failures.
+    """
+    out: dict[str, float] = {
+        "replies": len(row.get("clients", ())),
+        "failures": len(row.get("failures", ())),
+    }
+    for key, value in row.items():
+        for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if key != "round" and isinstance(number, int | float) and not isinstance(number, bool):
+                out[f"{key}/{name}" if name else key] = float(number)
+    return out
