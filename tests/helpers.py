@@ -330,6 +330,20 @@ class Trains(EchoClient):
         return self.train(parameters, config), self.num_examples, {"loss": 1.0, **self.metrics}
 
 
+class Clock:
+    """Time that passes only while somebody sleeps; ``pauses``: how long each time."""
+
+    def __init__(self, now=0.0):
+        self.now, self.pauses = now, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
 class NoNoise:
     """Replaces the generator of noise, so that a result is known by hand."""
 

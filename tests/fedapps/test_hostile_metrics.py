@@ -7,20 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from fedapps.clients import to_client_app
-from fedapps.engines.inline import InlineGrid
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.report import write_report
 from fedapps.records.writer import Recorder
 from fedapps.settings.settings import Settings
-from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from fedapps.strategies import AAggFFD, FedAvg
 from fedapps.strategies.base.agreement import MOST_RARE, Agreement
-from tests.helpers import EchoClient, LossyClient, play, rounds_of
-
-START = {"w": np.zeros(2, np.float32)}
+from tests.helpers import START, EchoClient, LossyClient, play, rounds_of
 
 
 class Hostile(EchoClient):
@@ -50,15 +46,11 @@ def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile, **confi
     """Run, record, report and compare; return the summary and the records of the
     rounds.
     """
-    app = to_client_app(lambda context: client(context.node_config["partition-id"], odd))
     strategy = strategy or FedAvg()
     recorder = Recorder(
         folder, Settings(num_rounds=rounds).flat() | config, "digits", strategy=strategy
     )
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    result = run_rounds(
-        strategy, ClientGrid(InlineGrid(app, clients)), arrays, rounds, callbacks=[recorder]
-    )
+    result = play(strategy, lambda i: client(i, odd), clients, START, rounds, callbacks=[recorder])
     np.testing.assert_allclose(result.arrays["w"].numpy(), rounds, rtol=1e-5)
     summary = recorder.finish("completed")
     write_report(folder)
@@ -107,6 +99,8 @@ def test_a_client_whose_loss_diverged_is_named_and_in_no_mean(wild_ones, tmp_pat
     assert (summary["loss-mean"], summary["accuracy-mean"]) == (0.25, 0.5)
     clients = (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:]
     assert [line.split(",")[0] for line in clients] == ["0", "2", "3"]
+    (row,) = compare([tmp_path / "run"]).rows
+    assert "diverged, not in the means: 1" in row.remark
 
 
 ODD = {

@@ -40,7 +40,7 @@ from fedapps.strategies import (
 from fedapps.strategies.base import clocks
 from fedapps.strategies.base.clocks import Flight
 from fedapps.strategies.base.partial_work import check_partial
-from tests.helpers import EchoClient, Trains, arrays_of, assert_arrays, refused, that_fails
+from tests.helpers import Clock, EchoClient, Trains, arrays_of, assert_arrays, refused, that_fails
 
 START = {"w": np.zeros(2), "count": np.array(7)}
 
@@ -645,38 +645,7 @@ def test_who_would_break_off_after_the_deadline_answers_in_part():
     } - early
 
 
-def test_times_of_a_run_repeat_its_shares():
-    clients = [Walks(int(n)) for n in np.random.default_rng(0).integers(5, 30, 8)]
-    fleet = Fleet(FleetOptions(speed="log-normal", sample_seconds=0.05, jitter=0.5))
-    work = lambda question, client: clients[client].samples * 4.0
-    given = {"rounds": 4, "batch-size": 3}
-    seen, flights, w = run_partial(clients, VirtualClock(fleet, work), **given)
-    rows = [
-        {"client": str(f.client), "round": str(f.number), "asked": repr(f.began), "fate": f.fate,
-         "arrived": repr(f.arrived), "share": repr(f.share) if f.fate == "used" else "",
-         "ended": str(f.number)}
-        for f in flights
-    ]  # fmt: skip
-    assert len({f.share for f in flights}) > 4
-    again, _, same = run_partial(clients, VirtualClock(repeated(rows)), **given)
-    np.testing.assert_array_equal(w, same)
-    assert [r.trained.shares for r in again] == [r.trained.shares for r in seen]
-
-
 # --- a real clock ---------------------------------------------------------------------
-
-
-class Hands:
-    """Time that passes only where somebody sleeps."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 class Sites(InlineGrid):
@@ -713,7 +682,7 @@ class Stops(NumPyClient):
 
 
 def on_site(monkeypatch, beside, rounds, pace, client=Stops):
-    hands = Hands()
+    hands = Clock()
     monkeypatch.setattr(clocks, "time", hands)
     kind = type("Site", (Sites,), {"hands": hands, "beside": beside, "due": {}, "told": []})
 
@@ -742,7 +711,7 @@ def test_a_site_learns_how_long_it_has(monkeypatch):
 
 
 def test_a_new_site_is_told_what_the_others_left(monkeypatch):
-    monkeypatch.setattr(clocks, "time", Hands())
+    monkeypatch.setattr(clocks, "time", Clock())
     clock, grid = RealClock(), InlineGrid(to_client_app(lambda context: Stops()), 5)
     flights = []
     for client, beside in enumerate([1.0, 2.0, 6.0, None]):

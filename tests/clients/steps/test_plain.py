@@ -41,7 +41,7 @@ from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
 from tests.clients.federation import TRAIN, federate, initial
 from tests.clients.steps.traced import Traced
-from tests.helpers import assert_arrays, blobs, refused, small_net, that_fails
+from tests.helpers import Clock, assert_arrays, blobs, refused, small_net, that_fails
 
 
 class Unused(nn.Module):
@@ -292,15 +292,6 @@ def test_epochs_in_part_are_the_first_steps_of_whole_ones(epochs, steps, half):
     assert type(options.local_epochs) is (int if epochs == 1 else float)  # for range(...)
 
 
-class Hands:
-    """Time that the steps take: 2 s the first one, 1 s each of the others."""
-
-    now = 50.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("seconds", "steps"),
     [(0.0, 1), (2.5, 1), (3.9, 1), (4.0, 3), (4.5, 3), (5.0, 4), (6.99, 5), (7.0, 6), (99.0, 6)],
@@ -308,8 +299,9 @@ class Hands:
 def test_a_client_with_seconds_stops_before_the_step_that_would_pass_them(
     monkeypatch, seconds, steps
 ):
-    # a step is taken to be as long as the one before: after the first, 2 s
-    hands, step = Hands(), Eager.step
+    # the first step takes 2 s, each of the others 1 s; a step is taken to be as long as
+    # the one before: after the first, 2 s
+    hands, step = Clock(50.0), Eager.step
     monkeypatch.setattr(partial_work, "time", hands)
 
     def takes_time(self, *args):

@@ -45,11 +45,6 @@ def run(*arguments):
     return main(["run", "--engine", "inline", *map(str, arguments)])
 
 
-def rounds(folder):
-    """Return the rounds without the fields that may differ between two equal runs."""
-    return [{k: v for k, v in r.items() if k not in ("seconds", "run")} for r in rounds_of(folder)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_needs_nothing_but_its_name_and_runs_a_small_job(method, tmp_path, capsys):
@@ -89,7 +84,7 @@ def test_the_results_folder(tmp_path):
     assert files | {"checkpoint", "clients", "run.log"} == names
     summary = summary_of(out)
     assert all(not isinstance(v, dict | list) for v in summary.values())
-    rows = rounds(out)
+    rows = rounds_of(out)
     assert [(r["round"], "evaluate" in r) for r in rows] == [
         (1, False),
         (2, True),
@@ -139,7 +134,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     assert run(*settings, "--out", tmp_path / "whole") == 0
     with dying_after(5):
         assert run(*settings, "--out", tmp_path / "broken") == 130
-    assert len(rounds(tmp_path / "broken")) == 5
+    assert len(rounds_of(tmp_path / "broken")) == 5
     assert summary_of(tmp_path / "broken")["status"] == "interrupted"
     # the folder's settings are used
     assert run("--resume", "--out", tmp_path / "broken") == 0
@@ -247,6 +242,14 @@ def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
             "predictor each: leave it 10",
         ),
         (
+            ["method=aaggff-s", "secure.on=true", "clients-per-round=0"],
+            "secure.on = true: secure sums: AAggFFS weights ",
+        ),
+        (
+            ["robust.rule=median", "secure.on=true", "clients-per-round=0"],
+            "secure.on = true: secure sums: Robust looks at single clients' replies",
+        ),
+        (
             ["method=fens", "secure.on=true"],
             "the replies to FENS are no vectors that could be added",
         ),
@@ -260,6 +263,20 @@ def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
             "FedAvg does not average by the weights of the replies",
         ),
         (["none.toml"], "none.toml: no such file"),
+        (
+            ["train.lr=0.1"],
+            "unknown setting 'train.lr': did you mean 'train.learning-rate'? `fedapps settings` "
+            "lists all keys",
+        ),
+        (["rounds=3"], "did you mean 'num-rounds'?"),
+        (["epochs=3"], "did you mean 'train.local-epochs'?"),
+        (["train.epochs=3"], "did you mean 'train.local-epochs'?"),
+        (
+            ["model=my_net:Net"],
+            "unknown setting 'model': it is a table with keys such as model.name",
+        ),
+        (["model.name=my_net"], "or name your own net as my_net:NAME"),
+        (["model.name=my_nett:Net"], "no module 'my_nett'"),
         (["max-update-norm=-1"], "max-update-norm = -1.0: choose a value in [0, inf)"),
         (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
         (
@@ -350,7 +367,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     assert "the site is being moved" in (tmp_path / "r" / "report.html").read_text()
     assert (tmp_path / "r" / "checkpoint" / "4" / "model.safetensors").exists()
     assert run("--resume", "min-replies=1", "--out", tmp_path / "r") == 0
-    assert [len(row["failures"]) for row in rounds(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]
+    assert [len(row["failures"]) for row in rounds_of(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]
 
 
 def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path):

@@ -21,21 +21,8 @@ from fedapps.strategies.base.flower_private import (
     identify_process,
     number_message,
 )
+from tests.helpers import Clock
 from tests.superlink_of_a_grid import http_grid
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self):
-        self.now, self.pauses = 0.0, []
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.pauses.append(seconds)
-        self.now += seconds
 
 
 class Slow:

@@ -87,14 +87,26 @@ def trained_alike(job, column, places, parts, folder):
     return gateway, apart
 
 
-@pytest.mark.parametrize(("method", "new"), [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)])
-def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, tmp_path):
+#: A number to predict, in a unit of its own.
+NUMBERS = {"task": "regression", "regression.center": "0", "regression.scale": "2"}
+
+
+@pytest.mark.parametrize(
+    ("method", "new", "more"),
+    [
+        ("fedavg", 0, {}),
+        ("fedavg", 0, {**NUMBERS, "data.standardise": "client"}),
+        ("scaffold", 0, {}),
+        ("scaffold", 1, {}),
+    ],
+)
+def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, more, sites, tmp_path):
     files, rows_of = sites
     parts = {}
     for key, rows in rows_of.items():
         part = parts[IDS[key]] = tmp_path / f"part-{len(parts)}.csv"
         part.write_text("\n".join([HEADER, *rows]) + "\n")
-    job = JOB | {"method": method, "num-new-clients": new}
+    job = JOB | {"method": method, "num-new-clients": new} | more
     gateway, apart = trained_alike(job, "ward", files, parts, tmp_path)
     # the evaluation of five clients, or then of the one that is new
     assert gateway.travel.messages == (1 if new else 2)

@@ -387,8 +387,7 @@ def test_a_lock_that_its_former_holder_removes_while_it_is_taken(tmp_path, monke
     monkeypatch.setattr(fcntl, "flock", removed)
     with FolderLock(tmp_path) as lock:
         lock.check()
-        with pytest.raises(Held):
-            FolderLock(tmp_path, wait=0).__enter__()
+        refused(lambda: FolderLock(tmp_path, wait=0).__enter__(), "", Held)
 
 
 def test_an_orphan_is_stopped_or_waited_for(tmp_path, monkeypatch, capsys):

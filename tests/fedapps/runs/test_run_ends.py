@@ -26,6 +26,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, Patience, TooFewReplies
 from fedapps.strategies.base.flower_private import identify_process
 from tests.helpers import (
+    START,
     EchoClient,
     lacking,
     outcome_of,
@@ -36,7 +37,6 @@ from tests.helpers import (
     summary_of,
 )
 
-START = {"w": np.zeros(2, np.float32)}
 JOB = {
     "num-clients": 3,
     "clients-per-round": 0,

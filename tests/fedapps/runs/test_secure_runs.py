@@ -7,12 +7,11 @@ from safetensors.numpy import load_file
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import MANY, Part, pack, unpack
-from fedapps.errors import UserError
 from fedapps.lab.results.run_tables import secure_section
 from fedapps.records.reader import read_run
 from fedapps.runs.client_app import app
-from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import assert_arrays, refused, rounds_of, run_inline
+from fedapps.runs.prepare import with_defaults
+from tests.helpers import assert_arrays, rounds_of, run_inline
 
 SMALL = {
     "num-clients": 4,
@@ -65,16 +64,3 @@ def test_no_message_brings_or_takes_the_state_of_a_site(key, tmp_path):
     ((part,),) = unpack(reply.content)[1:]
     assert (part.state, part.content) == (None, None)
     assert "keeps the state of its clients" in part.facts["reason"]
-
-
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        ({"method": "aaggff-s"}, r"AAggFFS weights .* set secure\.clear-losses = true"),
-        ({"method": "fedevg"}, "are no vectors that could be added"),
-        ({"robust.rule": "median"}, "Robust looks at single clients' replies"),
-    ],
-)
-def test_what_needs_single_replies_is_refused(config, why):
-    settings = with_defaults({"secure.on": True, "clients-per-round": 0, **config})
-    refused(lambda: assemble(settings), f"^secure.on = true: secure sums: .*{why}", UserError)

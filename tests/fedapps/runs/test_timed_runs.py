@@ -70,26 +70,10 @@ def test_a_run_with_partial_work_goes_on_to_the_bit_and_nobody_is_late(tmp_path)
     assert "partial work" in (tmp_path / "whole" / "run.log").read_text()
 
 
-def test_with_a_deadline_that_all_keep_partial_work_is_drop(tmp_path):
-    given = {**PARTIAL, "rounds.deadline": 1e4}
-    run_inline(tmp_path / "partial", **given)
-    run_inline(tmp_path / "drop", **{**given, "rounds.late": "drop"})
-    same(tmp_path / "drop", tmp_path / "partial")
-
-
-@pytest.mark.parametrize("job", [JOB, PARTIAL])
-def test_its_own_times_repeat_a_run(tmp_path, job):
-    run_inline(tmp_path / "first", **job)
-    given = {k: v for k, v in job.items() if not k.startswith("time.")}
-    file = str(tmp_path / "first" / "time.csv")
-    run_inline(tmp_path / "again", **given, **{"time.speed": "file", "time.file": file})
-    same(tmp_path / "first", tmp_path / "again")
-
-
 @pytest.mark.parametrize(
-    "extra", [{}, {"rounds.over-select": 0.4, "rounds.late": "keep", "method": "fedavg"}]
+    "extra", [{}, {"rounds.over-select": 0.4, "rounds.late": "keep", "method": "fedavg"}, PARTIAL]
 )
-def test_a_run_is_repeated_in_which_a_site_was_gone(tmp_path, extra, monkeypatch, capsys):
+def test_its_own_times_repeat_a_run_in_which_a_site_was_gone(tmp_path, extra, monkeypatch, capsys):
     job = {**JOB, "clients-per-round": 6, **extra}
     with monkeypatch.context() as patch:
         gone = range(3, 9)

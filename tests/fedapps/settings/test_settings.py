@@ -97,13 +97,11 @@ def test_missing_keys_have_defaults_and_whole_numbers_become_floats():
 
 
 def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
-    settings = read_settings(
-        {"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": 0.5, "aaggff.cdf": "gumbel"}
-    )
-    assert settings.base.options.mu == 0.5
-    flat = settings.flat()
-    assert flat["fedprox.mu"] == 0.5
-    assert flat["aaggff.base"] == "fedprox"
+    given = {"method": "aaggff-d", "aaggff.base": "propfair", "propfair.base": "fedprox"}
+    given |= {"fedprox.mu": 0.5, "aaggff.cdf": "gumbel", "aaggff.prior": "samples"}
+    settings = read_settings(given)
+    assert settings.base.base.options.mu == 0.5
+    assert given.items() <= (flat := settings.flat()).items()
     assert "fedopt.tau" not in flat
     assert read_settings(flat) == settings
     assert read_settings({"method": "term"}).flat()["fedavg.weights"] == "samples"

@@ -430,40 +430,8 @@ class Guest(EchoClient):
         return 0.0, 7, {"accuracy": epochs / 10, "loss": float(parameters[0][0]), "other": 1.0}
 
 
-class Meeting(FedAvg):
-    """Notes whom it writes to."""
-
-    def configure_train(self, server_round, arrays, config, grid):
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.met = {message.metadata.dst_node_id - FIRST_NODE for message in messages}
-        self.met |= set(grid.clients.values())
-        return messages
-
-
 numbered = partial(InlineGrid, numbered=True)
 ONE_NEW = {"num_new": 1}
-
-
-@pytest.mark.parametrize("kind", [InlineGrid, numbered])
-def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
-    strategy = Meeting()
-    result = play(
-        strategy, Guest, 5, START, 3, inner=kind, on={"seed": 1, "num_new": 2}, evaluate_every=2
-    )
-    rounds = result.seen
-    new = rounds[0].new_clients
-    others = [client for client in range(5) if client not in new]
-    assert len(new) == 2
-    assert strategy.met == set(others)
-    mean = sum(k * (k + 1) for k in others) / sum(k + 1 for k in others)
-    np.testing.assert_allclose(arrays_of(result)["w"], 3 * mean, rtol=1e-6)
-    assert [r.newcomers.clients if r.newcomers else None for r in rounds] == [None, new, new]
-    scores_of_new = rounds[1].newcomers.metrics
-    assert scores_of_new[new[0]] == {
-        "num-examples": 7, "new-accuracy": 0.0, "new-accuracy-1": 0.1, "new-accuracy-5": 0.5,
-        **dict.fromkeys(("new-loss", "new-loss-1", "new-loss-5"), pytest.approx(2 * mean)),
-    }  # fmt: skip
-    assert rounds[1].evaluated.clients == others
 
 
 def test_a_new_client_that_returns_at_another_node_is_still_new():

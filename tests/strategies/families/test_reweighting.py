@@ -392,8 +392,7 @@ def test_positions_and_ids_belong_together_and_are_saved(clients):
     assert all(client in slots for client in clients)
     for stranger in (99, "x"):
         assert stranger not in slots
-        with pytest.raises(KeyError):
-            slots.at([stranger])
+        refused(lambda: slots.at([stranger]), "", KeyError)
 
 
 def test_those_who_leave_close_the_gaps_and_those_who_come_are_last():
