@@ -151,6 +151,7 @@ FILLED = {
     "num-clients": 0,
     "clients-per-round": Settings.clients_per_round,
     "model.name": ModelOptions.name,
+    "model.frozen": ModelOptions.frozen,
 }
 
 

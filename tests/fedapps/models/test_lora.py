@@ -1,5 +1,7 @@
 """Low-rank adapters: the equation, what is trained, sent, kept and exported."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -158,10 +160,18 @@ def test_parts_of_the_clients_own_start_as_the_file(tmp_path, base, method):
         ({"model.lora-targets": "nothing"}, "matches no .*: choose among body.1, body.3"),
         ({"model.lora-targets": "classifier.*"}, "model.lora-targets = 'classifier.*': matches no"),
         ({"model.lora-rank": 65}, "lora-rank = 65: layer 'body.1' has rank 64 at most"),
-        ({"model.adapter": "none"}, "model.adapter = 'none': with lora-rank"),
         ({"method": "ffgb"}, "model.adapter = 'lora': clients of method 'ffgb' do not train"),
         ({"model.name": "logistic"}, "choose among none: another net"),
     ],
 )
 def test_mistakes_are_one_line(given, message):
     refused(lambda: assemble(with_defaults(LORA | given)), message, UserError)
+
+
+def test_a_repeated_sweep_knows_its_finished_runs(tmp_path):
+    from fedapps.commands.parser import main
+
+    given = [f"{key}={json.dumps(value)}" for key, value in (LORA | {"num-rounds": 1}).items()]
+    (tmp_path / "grid.toml").write_text('method = ["fedavg", "local"]')
+    words = ["sweep", str(tmp_path / "grid.toml"), *given, "--out", str(tmp_path / "sweep")]
+    assert [main(words), main(words)] == [0, 0]

@@ -153,6 +153,7 @@ REFUSED = [
     ({"until": 3, "checkpoint-every": 0}, "until = 3: a paused run"),
     ({"evaluate-train": True, **PRIVATE}, "evaluate-train = true: losses on training samples"),
     ({"evaluate-train": True, "secure.on": True}, "evaluate-train = true: secure sums hide"),
+    ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     ({"sites.client": "name", **SITES}, "num-clients = 0: with sites.client = 'name'"),
     (
         {"num-new-clients": 6, "num-clients": 6},
