@@ -201,9 +201,6 @@ def test_clients_with_different_nets_resume_and_export_what_was_scored(method, t
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "fedavg"}, "'mlp, small-cnn': fedavg needs one net for all clients"),
-        ({"method": "local", "model.weights": "w.safetensors"}, "are those of one net"),
-        ({"method": "local", "model.adapter": "lora"}, "is for one net"),
         ({"method": "local", "model.name": "mlp, smal-cnn"}, "'smal-cnn': did you mean"),
         ({"method": "fedproto", "model.name": "mlp, logistic"}, "'logistic' has no layer before"),
         (

@@ -94,7 +94,7 @@ def test_it_finds_the_predictors_that_are_right(hidden, outputs):
     clients = clients_with(np.asarray(outputs, np.float32))
     job = {**ONE_STEP, "evaluate_every": 60, "learning-rate": 0.5, "batch-size": 2}
     metrics = run(clients, 60, hidden, **job).seen[-1].evaluate_metrics
-    assert metrics["uniform-accuracy"] < 0.7 < 0.95 < metrics["accuracy"]
+    assert metrics["uniform-accuracy"] < 0.75 < 0.95 < metrics["accuracy"]
 
 
 def test_predictors_travel_once_and_then_the_aggregator_alone(monkeypatch):

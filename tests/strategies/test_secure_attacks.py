@@ -348,11 +348,11 @@ def test_an_evaluation_tells_nothing_that_a_masked_reply_hides(key, masked):
     """Losses of training samples at models that a server chooses are gradients."""
     app = SecureApp(app_of().app, lambda context: masked)
     sent = to_record(list(START), list(START.values()))
-    for value, refused in ((True, masked), (False, False)):
+    for value, masks in ((True, masked), (False, False)):
         content = RecordDict({"arrays": sent, "config": ConfigRecord({key: value})})
         (reply,) = InlineGrid(app, 1).send_and_receive([Message(content, 1000, "evaluate")])
-        assert reply.has_error() == refused
-        assert not refused or f"{key} = true: this site masks its replies" in reply.error.reason
+        assert reply.has_error() == masks
+        assert not masks or f"{key} = true: this site masks its replies" in reply.error.reason
 
 
 def test_a_message_that_asks_for_a_reply_in_the_clear_is_refused():

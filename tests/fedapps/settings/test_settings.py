@@ -155,6 +155,16 @@ REFUSED = [
     ({"evaluate-train": True, "secure.on": True}, "evaluate-train = true: secure sums hide"),
     ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     ({"sites.client": "name", **SITES}, "num-clients = 0: with sites.client = 'name'"),
+    ({"model.name": "mlp, two-nn"}, "model.name = 'mlp, two-nn': fedavg needs one net"),
+    (
+        {"method": "local", "model.name": "mlp, two-nn", "model.adapter": "lora"},
+        "model.adapter = 'lora': is for one net, and clients have several",
+    ),
+    (
+        {"method": "local", "model.name": "mlp, two-nn", "model.weights": "w"},
+        "model.weights = 'w': are those of one net",
+    ),
+    ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     (
         {"num-new-clients": 6, "num-clients": 6},
         "num-new-clients = 6, but there are 6 clients",
