@@ -153,7 +153,6 @@ REFUSED = [
     ({"until": 3, "checkpoint-every": 0}, "until = 3: a paused run"),
     ({"evaluate-train": True, **PRIVATE}, "evaluate-train = true: losses on training samples"),
     ({"evaluate-train": True, "secure.on": True}, "evaluate-train = true: secure sums hide"),
-    ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     ({"sites.client": "name", **SITES}, "num-clients = 0: with sites.client = 'name'"),
     ({"model.name": "mlp, two-nn"}, "model.name = 'mlp, two-nn': fedavg needs one net"),
     (
@@ -164,7 +163,6 @@ REFUSED = [
         {"method": "local", "model.name": "mlp, two-nn", "model.weights": "w"},
         "model.weights = 'w': are those of one net",
     ),
-    ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     (
         {"num-new-clients": 6, "num-clients": 6},
         "num-new-clients = 6, but there are 6 clients",
