@@ -163,6 +163,7 @@ REFUSED = [
         {"method": "local", "model.name": "mlp, two-nn", "model.weights": "w"},
         "model.weights = 'w': are those of one net",
     ),
+    ({"model.lora-rank": 4}, "model.adapter = 'none': with lora-rank"),
     (
         {"num-new-clients": 6, "num-clients": 6},
         "num-new-clients = 6, but there are 6 clients",
