@@ -152,7 +152,8 @@ def server_trains(settings: Settings) -> bool:
     """Return whether the server half trains nets, too: distils, or fits one to
     synthetic samples.
     """
-    return any(method.public or method.synthetic for method in settings.methods) or (
+    methods = settings.methods
+    return any(m.synthetic or (m.public and not m.any_net) for m in methods) or (
         bool(settings.data.synthetic) and settings.data.synthetic_use == "pretrain"
     )
 
