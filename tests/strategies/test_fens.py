@@ -35,7 +35,7 @@ class Predicts:
     def probabilities(self, predictors, data):
         self.asked += 1
         outputs = predictors["outputs"][:, data.x.numpy()].astype(np.float64)
-        return np.where(outputs > 1e9, np.nan, outputs)  # as a net of large numbers
+        return np.where(outputs > 1e4, np.nan, outputs)  # as a net of large numbers
 
 
 def clients_with(outputs, bounds=None):
@@ -87,14 +87,14 @@ SUMMANDS = [SURE[INPUT // 3 % 3], SURE[(INPUT - INPUT // 3) % 3]]
 
 @pytest.mark.parametrize(
     ("hidden", "outputs"),
-    [(0, [*RANDOM, RIGHT]), (32, SUMMANDS), (0, [*RANDOM[:3], RIGHT, np.full(RIGHT.shape, 1e10)])],
+    [(0, [*RANDOM, RIGHT]), (32, SUMMANDS), (0, [*RANDOM, RIGHT, np.full(RIGHT.shape, 1e5)])],
 )
 def test_it_finds_the_predictors_that_are_right(hidden, outputs):
     """Beside one, too, whose outputs overflow."""
     clients = clients_with(np.asarray(outputs, np.float32))
     job = {**ONE_STEP, "evaluate_every": 60, "learning-rate": 0.5, "batch-size": 2}
     metrics = run(clients, 60, hidden, **job).seen[-1].evaluate_metrics
-    assert metrics["uniform-accuracy"] < 0.75 < 0.95 < metrics["accuracy"]
+    assert metrics["uniform-accuracy"] < 0.7 < 0.95 < metrics["accuracy"]
 
 
 def test_predictors_travel_once_and_then_the_aggregator_alone(monkeypatch):
