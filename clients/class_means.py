@@ -6,8 +6,7 @@ Source: ``strategies/class_means.py``.
 
 from typing import Any
 
-import torch
-
+from fedapps.algorithms.common.modules import class_sums
 from fedapps.clients.base.training import Arrays, Config
 from fedapps.clients.families.generative import check_images
 from fedapps.clients.fedavg import FedAvgClient
@@ -25,6 +24,4 @@ class ClassMeansClient(FedAvgClient):
         """
         data = self.data.train
         check_images(data.x, -1.0)
-        one_hot = torch.nn.functional.one_hot(data.y, len(parameters[1])).double() / len(data)
-        sums = torch.einsum("nk,n...->k...", one_hot, data.x.double())
-        return [part.float().cpu().numpy() for part in (sums, one_hot.sum(0))], len(data), {}
+        return class_sums(data.x, data.y, len(parameters[1])), len(data), {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.common.modules import class_sums, outputs_of
 from fedapps.algorithms.common.steps import Problem
 from fedapps.algorithms.contract.sent import FedProtoSent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
@@ -35,9 +35,7 @@ class FedProtoClient(OwnNetClient):
         loss = self.train_towards(parameters, inside, config)
         self.store.save("model", get_arrays(self.model), config)
         data = self.data.train
-        one_hot = functional.one_hot(data.y, len(parameters[1])).double() / len(data)
-        sums = one_hot.T @ outputs_of(inside, data.x).double()
-        sent = [part.float().cpu().numpy() for part in (sums, one_hot.sum(0))]
+        sent = class_sums(outputs_of(inside, data.x), data.y, len(parameters[1]))
         return sent, len(data), {"loss": loss, **before}
 
     def train_towards(self, parameters: Arrays, inside: "Representation", config: Config) -> float:
@@ -53,12 +51,9 @@ class FedProtoClient(OwnNetClient):
             far = (h - prototypes[y]).square().mean(1)
             return self.objective.loss(outputs, y) + (weight[y] * far).mean()
 
-        tensors, (sgd, rate) = (
-            [p.detach() for p in trainable(self.model).values()],
-            self.sgd(config),
-        )
+        w, (sgd, rate) = [p.detach() for p in trainable(self.model).values()], self.sgd(config)
         problem = Problem(self.model, loss, self.surrogate(config))
-        return self.run(*descent(sgd, tensors, rate), config, problem=problem)
+        return self.run(*descent(sgd, w, rate), config, problem=problem)
 
 
 class Representation(nn.Module):

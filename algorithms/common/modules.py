@@ -152,6 +152,15 @@ def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
+def class_sums(values: Tensor, labels: Tensor, classes: int) -> Arrays:
+    """Return the sums (classes, ...) of values (n, ...) by label, and the labels'
+    counts (classes,), both divided by n.
+    """
+    one_hot = nn.functional.one_hot(labels, classes).double() / len(labels)
+    sums = torch.einsum("nk,n...->k...", one_hot, values.double())
+    return [part.float().cpu().numpy() for part in (sums, one_hot.sum(0))]
+
+
 def normalisation(model: nn.Module) -> list[str]:
     """Return the names of the arrays of normalisation layers (batch, layer, group,
     instance), statistics and counters included.

@@ -61,7 +61,7 @@ def trained_prototypes(
     if theta:
         net.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in theta.items()})
     x, y = torch.from_numpy(seen), torch.from_numpy(labels)
-    everyone = torch.arange(net[0].num_embeddings)  # type: ignore[index]
+    everyone = torch.arange(len(net.get_parameter("0.weight")))  # the embedding's rows
     margin, (epochs, rate) = adaptive_margin(x, y, most), steps
     optimiser = torch.optim.SGD(net.parameters(), lr=rate)
     for _ in range(epochs):

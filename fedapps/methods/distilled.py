@@ -55,16 +55,12 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
 
 def fedmd(options: FedMDOptions, task: Any, context: RunContext) -> FedMD:
     """Return the FedMD strategy. Raises ``UserError`` if sites lack public images."""
-    from fedapps.data.images import load_public
-
     if context.sites.own and context.public.source != "photos":
         raise UserError(
             f"public.source = {context.public.source!r}: sites with data of their own do not have "
             "it: choose 'photos'"
         )
-    # on the CPU: the server only counts them
-    pixels = load_public(context.public, task.image_shape, task.name, context.seed)
-    return FedMD(len(pixels), task.num_outputs, options)
+    return FedMD(len(public_images(task)), task.num_outputs, options)
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,19 @@ class Method:
     another loss; without it, the method decides weights. Warm-start has none of these:
     it uses two other methods.
 
-    ``all_clients``: needs full participation. ``public``: the server distils on
-    unlabelled images (table ``public``). ``options``: dataclass of the method's
-    settings table ``table``, or ``None``. By default it is the type of the class's
-    parameter ``options``, with ``base`` if the method wraps, and the table is named
-    after the class's module in ``strategies``. ``tasks``: tasks that it can run on; the
-    first is the default. ``defaults``: settings of the method's default job that differ
-    from the general defaults. ``model``: the meaning of ``model.name = "auto"``, if it
-    differs from the task's. ``start``: likewise of ``model.start = "auto"``, or
-    a function of the options that returns it.
-    ``synthetic``: produces a set of images (table ``synthetic``); the model is the
-    classifier trained on it. ``validates``: its clients, which train no net, score
-    validation samples, too. ``chooses``: its clients choose by validation samples (a
-    mixture, epochs), so they have some where a task's default job has none.
+    ``all_clients``: needs full participation. ``public``: the server, or with
+    ``any_net`` each client, distils on unlabelled images (table ``public``).
+    ``options``: dataclass of the method's settings table ``table``, or ``None``. By
+    default it is the type of the class's parameter ``options``, with ``base`` if the
+    method wraps, and the table is named after the class's module in ``strategies``.
+    ``tasks``: tasks that it can run on; the first is the default. ``defaults``:
+    settings of the method's default job that differ from the general defaults.
+    ``model``: the meaning of ``model.name = "auto"``, if it differs from the task's.
+    ``start``: likewise of ``model.start = "auto"``, or a function of the options that
+    returns it. ``synthetic``: produces a set of images (table ``synthetic``); the model
+    is the classifier trained on it. ``validates``: its clients, which train no net,
+    score validation samples, too. ``chooses``: its clients choose by validation samples
+    (a mixture, epochs), so they have some where a task's default job has none.
     ``any_net``: its clients send nothing of their nets, which may differ. ``page``: the
     method's page in ``docs``; by default named after the table, or after the method if
     it has no table.
