@@ -48,7 +48,6 @@ class TorchTask:
         self.options = options
         self.context = context
         self._work_model: nn.Module | None = None
-        self._by_net: dict[str, Self] = {}
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
@@ -85,17 +84,6 @@ class TorchTask:
         deterministic.
         """
         raise NotImplementedError
-
-    def with_net_of(self, client_id: int | str) -> Self:
-        """Return the task with the net of a client, if clients have different ones."""
-        name = net_of(self.context.model.name, client_id)
-        if name == self.context.model.name:
-            return self
-        if name not in self._by_net:
-            own = self._by_net[name] = copy(self)
-            own.context = replace(self.context, model=replace(self.context.model, name=name))
-            own._work_model = None
-        return self._by_net[name]
 
     def work_model(self) -> "nn.Module":
         """Return the module shared by the clients of this process for training and
@@ -205,6 +193,21 @@ class NetByShape(TorchTask):
         from fedapps.models.image_nets import net_for
 
         return net_for(self.image_shape)
+
+    @cached_property
+    def _by_net(self) -> dict[str, Self]:
+        return {}
+
+    def with_net_of(self, client_id: int | str) -> Self:
+        """Return the task with the net of a client, if clients have different ones."""
+        name = net_of(self.context.model.name, client_id)
+        if name == self.context.model.name:
+            return self
+        if name not in self._by_net:
+            own = self._by_net[name] = copy(self)
+            own.context = replace(self.context, model=replace(self.context.model, name=name))
+            own._work_model = None
+        return self._by_net[name]
 
     def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model. With ``model.start = "zero"`` a net of one

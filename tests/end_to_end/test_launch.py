@@ -287,9 +287,9 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
     tmp_path, monkeypatch, capsys
 ):
     launched = []
-    launch = superlink.SuperLink.launch
+    launch = superlink.Program.launch
     monkeypatch.setattr(
-        superlink.SuperLink, "launch", lambda self: (launch(self), launched.append(self))[0]
+        superlink.Program, "launch", lambda self: (launch(self), launched.append(self))[0]
     )
 
     def refuse(settings, asked, **_):

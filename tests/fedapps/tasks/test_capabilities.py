@@ -4,6 +4,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.tasks import capabilities
 from fedapps.tasks.capabilities import (
+    DealsNets,
     DeclaresOrigin,
     HasNaturalClients,
     HasNet,
@@ -20,7 +21,7 @@ ALL = {
     for name, kind in vars(capabilities).items()
     if getattr(kind, "_is_runtime_protocol", False) and kind.__module__ == capabilities.__name__
 }
-NET = {HasNet, HasNaturalClients, DeclaresOrigin, NamesNet, NamesClients}
+NET = {HasNet, HasNaturalClients, DeclaresOrigin, NamesNet, DealsNets, NamesClients}
 
 
 @pytest.mark.parametrize(
