@@ -182,6 +182,7 @@ TWO |= {"checkpoint-every": 1, "data.max-samples": 300}
 
 @pytest.mark.parametrize("method", ["local", *some_slow(["fedproto", "fedtgp", "fedmd"])])
 def test_clients_with_different_nets_resume_and_export_what_was_scored(method, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     given = TWO | ({"public.samples": 20} if method == "fedmd" else {})
     whole, part = tmp_path / "whole", tmp_path / "part"
     run_inline(whole, f"method={method}", **given)
