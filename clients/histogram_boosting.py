@@ -7,6 +7,7 @@ lost, or belong to other trees, they are computed anew from the message, which h
 trees.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedapps.algorithms.boosting.bins import LARGEST
-from fedapps.algorithms.boosting.forest import GROW, Floats, Forest, Ints, merged
+from fedapps.algorithms.boosting.forest import GROW, NAMES, Floats, Forest, Ints, merged
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
 from fedapps.algorithms.common.averaging import Arrays
 from fedapps.algorithms.contract.sent import HistogramSent, Sent
@@ -73,7 +74,7 @@ class HistogramBoostingClient(ScoresValidation):
         part = self.data.train
         if len(part) < self.min_cell:
             raise ValueError(f"{len(part)} training rows, but min-cell = {self.min_cell}")
-        sums, metrics = self.sums(Forest.from_arrays(parameters), config)
+        sums, metrics = self.sums(forests(parameters)[0], config)
         small = int(np.abs(sums).max(initial=0)) < SMALL
         return [sums.astype(np.int32) if small else sums], len(part), metrics
 
@@ -94,12 +95,13 @@ class HistogramBoostingClient(ScoresValidation):
         return HistogramSent.from_config(config).loss
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test rows and measures of the finished trees on
-        them.
+        """Return loss, number of test rows and measures of the finished trees on them;
+        with splits by site ``global-...`` is of a site that these do not know.
         """
-        forest = Forest.from_arrays(parameters)
-        scores = self.scores(forest, self.data.test, config)
-        return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
+        own, shared = forests(parameters)
+        scores = self.scores(own, self.data.test, config)
+        ours = scores if own is shared else self.scores(shared, self.data.test, config)
+        return scores["loss"], len(self.data.test), {**scores, **as_global(ours)}
 
     def scores(self, forest: Forest, part: ArraySplit, config: Config) -> Scores:
         """Return loss and measures of the finished trees on rows."""
@@ -155,6 +157,12 @@ class HistogramBoostingClient(ScoresValidation):
         facts = np.array([forest.finished, forest.digest(forest.finished)], np.int64)
         self.store.save(NAME, [facts, values], config)
         return values
+
+
+def forests(parameters: Arrays) -> tuple[Forest, Forest]:
+    """Return the forest of a message for this site, and for unknown ones."""
+    shared, own = Forest.from_arrays(parameters[: len(NAMES)]), parameters[len(NAMES) :]
+    return (replace(shared, left=own[0]) if own else shared), shared
 
 
 def rows_of(part: ArraySplit) -> NDArray[np.float32]:

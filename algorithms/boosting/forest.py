@@ -25,6 +25,12 @@ NeurIPS 2017, algorithm 1 (histograms); Shi, Ke, Chen, Zheng, Liu, "Quantized Tr
 of Gradient Boosting Decision Trees", NeurIPS 2022, arXiv 2207.09682 (far coarser
 gradients do).
 
+A leaf can also be split by who holds a row, its site: :func:`split_by_site`. Feature F,
+after the F columns, stands for the site. It is handled as a column whose value is
+missing: rows go left as ``left`` says, which differs between sites (``Forest.sides``).
+Source: Khellaf, Scornet, Bellet, Josse, "Principled Federated Random Forests for
+Heterogeneous Data", 2026, arXiv 2602.03258 (splits on client indicators, in forests).
+
 Neighbouring values form groups, so that no sum is over fewer rows than allowed. Each
 feature is treated alone: its values, in order and with missing ones last, form
 groups of at least ``least`` rows, and every value becomes the median of its group.
@@ -37,7 +43,7 @@ value upwards, and the median stands for a group.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -137,13 +143,14 @@ class Splits:
     to it go left; ``left`` (m,): missing ones do.
 
     ``children`` (m, 2): the values of the two leaves, or twice that of a leaf that is
-    not split.
+    not split. ``gain`` (m,): by which a split lowers the loss, -inf if none is allowed.
     """
 
     feature: NDArray[np.int32]
     threshold: NDArray[np.float32]
     left: NDArray[np.uint8]
     children: Floats
+    gain: Floats
 
 
 def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]:
@@ -278,6 +285,45 @@ def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
         np.where(split, ends[at], 0).astype(np.float32),
         np.where(split, most, 1).astype(np.uint8),
         np.stack(values, 1),
+        gain[rows, chosen],
+    )
+
+
+def split_by_site(
+    splits: Splits, sums: Ints, feature: int, growth: Growth
+) -> tuple[Splits, NDArray[np.uint8]]:
+    """Return the splits of m leaves, by the site where that gains more than the given
+    ``splits``, as ``feature``; and the sites whose rows go left by it (m, K).
+
+    ``sums`` (m, K, 3): G, H and n of each leaf and site. The sites that go left are the
+    first ones in the order of G / H. No other subset gains more: a score G^2 / (H +
+    lambda) is convex in (G, H), so the best subset is a vertex of the convex hull of
+    all subsets' sums, and these are the sites on one side of a line a G + b H = 0 with
+    H >= 0 (without lambda: Fisher, "On Grouping for Maximum Homogeneity", Journal of
+    the American Statistical Association 53, 1958). Where ``min_leaf`` forbids the best
+    subset, a subset that is no part of the order may gain more than the best allowed
+    part. Sites without rows here, and later ones, go with most rows.
+    """
+    g, h, n = np.moveaxis(sums, 2, 0)
+    ratio = np.where(h > 0, g / np.maximum(h, 1), np.sign(g) * float(LARGEST))
+    order = np.argsort(ratio, axis=1, kind="stable")
+    left = np.take_along_axis(sums, order[:, :, None], 1).cumsum(1).transpose(0, 2, 1)
+    sides = [_in_units(side) for side in (left, left[:, :, -1:] - left)]
+    gain, rows = _gain(sides[0], sides[1], growth), np.arange(len(sums))
+    cut = gain.argmax(1)
+    best = [side[rows, :, cut] for side in sides]
+    split = gain[rows, cut] > np.maximum(splits.gain, LEAST_GAIN)
+    most = best[0][:, 2] > best[1][:, 2]
+    first = order.argsort(1) <= cut[:, None]
+    children = np.stack([growth.value(side[:, 0], side[:, 1]) for side in best], 1)
+    return Splits(
+        np.where(split, feature, splits.feature).astype(np.int32),
+        np.where(split, 0, splits.threshold).astype(np.float32),
+        np.where(split, most, splits.left).astype(np.uint8),
+        np.where(split[:, None], children, splits.children),
+        np.where(split, gain[rows, cut], splits.gain),
+    ), np.where(split[:, None], np.where(n > 0, first, most[:, None]), splits.left[:, None]).astype(
+        np.uint8
     )
 
 
@@ -312,7 +358,8 @@ class Forest:
     t adds to output t modulo K.
 
     ``feature``, ``threshold``, ``left`` (T, 2^depth - 1) and ``value`` (T, 2^depth):
-    the trees; the last one is unfinished above stage 2.
+    the trees; the last one is unfinished above stage 2. ``sides``: ``left`` of the
+    sites that splits know, by name; it differs from that of others at splits by site.
     """
 
     depth: int
@@ -323,6 +370,7 @@ class Forest:
     threshold: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     left: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     value: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    sides: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     @classmethod
     def new(cls, features: int, depth: int, outputs: int = 1) -> "Forest":
@@ -341,23 +389,34 @@ class Forest:
     # --- as arrays --------------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the forest as named arrays."""
+        """Return the forest as named arrays; where it knows sites also ``sites`` (K,
+        L), their names in UTF-8, and ``sides`` (K, T, 2^depth - 1).
+        """
         facts = (
             np.array([self.stage], np.int64),
             self.base,
             np.concatenate([np.zeros(0, np.float32), *self.edges]),
             np.array([len(e) for e in self.edges], np.int64),
         )
-        return dict(
+        arrays: dict[str, NDArray[Any]] = dict(
             zip(NAMES, (*facts, self.feature, self.threshold, self.left, self.value), strict=True)
         )
+        if self.sides:
+            names = np.array([name.encode() for name in self.sides])
+            arrays["sites"] = names.view(np.uint8).reshape(len(names), -1)
+            arrays["sides"] = np.stack(list(self.sides.values()))
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]]) -> "Forest":
         """Undo :meth:`to_arrays`, by name or in that order. Raises ``ValueError`` for
         other arrays.
         """
+        sides: dict[str, NDArray[np.uint8]] = {}
         if isinstance(arrays, Mapping):
+            if "sites" in arrays:
+                names = (bytes(name).rstrip(b"\0").decode() for name in arrays["sites"])
+                sides = dict(zip(names, arrays["sides"].copy(), strict=True))
             if missing := [name for name in NAMES if name not in arrays]:
                 raise ValueError(
                     f"no array {missing[0]!r} among {list(arrays)[:4]}: this is not a model of "
@@ -379,7 +438,14 @@ class Forest:
             threshold.copy(),
             left.copy(),
             value.copy(),
+            sides,
         )
+
+    def of_site(self, name: str) -> "Forest":
+        """Return the forest for the rows of one site; of one that it does not know:
+        whose rows go with most others at splits by site.
+        """
+        return replace(self, left=self.sides.get(name, self.left), sides={})
 
     # --- evaluation -------------------------------------------------------------------
 
@@ -398,6 +464,7 @@ class Forest:
         (n,), of several outputs (n, outputs), at x (n, F).
         """
         columns = values.reshape(len(x), -1)
+        x = np.column_stack([x, np.full(len(x), np.nan, np.float32)])  # the site
         for tree in range(first, self.finished):
             columns[:, tree % self.outputs] += self.value[tree, self._descend(tree, x)]
 
@@ -410,7 +477,7 @@ class Forest:
         return out[:, 0] if self.outputs == 1 else out
 
     def _descend(self, tree: int, x: NDArray[np.float32]) -> Ints:
-        """Return the leaf (n,) of each row."""
+        """Return the leaf (n,) of each row of x (n, F + 1)."""
         rows, at = np.arange(len(x)), np.zeros(len(x), np.int64)
         for level in range(self.depth):
             node = at + 2**level - 1
@@ -484,8 +551,8 @@ class Forest:
         for level in range(self.stage - GROW):
             node = at + 2**level - 1
             feature, threshold = self.feature[-1, node], self.threshold[-1, node]
-            right = np.zeros(len(x), bool)
-            for f in np.unique(feature[feature >= 0]):
+            right = (feature == x.shape[1]) & (self.left[-1, node] == 0)
+            for f in np.unique(feature[(feature >= 0) & (feature < x.shape[1])]):
                 mine, bins = feature == f, cells[:, f]
                 cut = np.searchsorted(self.edges[f], threshold, side="left")
                 missing = bins == len(self.edges[f]) + 1
@@ -519,19 +586,31 @@ class Forest:
         """Return over how many rows the ``sums`` of :meth:`sums` are."""
         if self.stage < GROW:
             return int(sums[0])
-        return int(self._by_leaf(sums)[:, 2, : int(widths(self.edges)[0])].sum())
+        return int(self.of_leaves(sums)[:, 2].sum())
 
     def _by_leaf(self, sums: Ints) -> Ints:
         return sums.reshape(len(self.open_leaves()), CHANNELS, -1)
 
     # --- the next step ----------------------------------------------------------------
 
-    def step(self, sums: Ints, growth: Growth, loss: str, bins: int) -> None:
+    def of_leaves(self, sums: Ints) -> Ints:
+        """Return G, H and n by leaf (leaves, 3) in the ``sums`` of :meth:`sums`."""
+        return np.asarray(self._by_leaf(sums)[:, :, : int(widths(self.edges)[0])].sum(2))
+
+    def step(
+        self,
+        sums: Ints,
+        growth: Growth,
+        loss: str,
+        bins: int,
+        sites: Mapping[str, Ints] | None = None,
+    ) -> None:
         """Take the next step with ``sums``, those of all clients: finer cells, bins, or
-        one more level of a tree.
+        one more level of a tree. ``sites``: of each, by name, the sums by leaf
+        (:meth:`of_leaves`), if leaves may be split by site.
         """
         if self.stage >= GROW:
-            self._grow(self._by_leaf(sums), growth)
+            self._grow(self._by_leaf(sums), growth, sites or {})
             return
         ends = np.cumsum(widths(self.edges))[:-1]
         # those of missing values do not matter here
@@ -548,8 +627,10 @@ class Forest:
             )
         self.stage += 1
 
-    def _grow(self, sums: Ints, growth: Growth) -> None:
+    def _grow(self, sums: Ints, growth: Growth, sites: Mapping[str, Ints]) -> None:
         leaves, level = self.open_leaves(), self.stage - GROW
+        for name in sorted(sites.keys() - self.sides.keys()):
+            self.sides[name] = self.left.copy()
         if level == 0:
             more = ((0, 1), (0, 0))
             self.feature = np.pad(self.feature, more, constant_values=-1)
@@ -558,13 +639,22 @@ class Forest:
                 np.pad(self.left, more, constant_values=1),
             )
             self.value = np.pad(self.value, more)
+            for name, left in self.sides.items():
+                self.sides[name] = np.pad(left, more, constant_values=1)
         splits = best_splits(sums, self.edges, growth)
+        goes_left = {}
+        if known := sorted(sites):  # the order of equal sites is not that of the replies
+            stacked = np.stack([sites[name] for name in known], 1)
+            splits, lefts = split_by_site(splits, stacked, len(self.edges), growth)
+            goes_left = dict(zip(known, lefts.T, strict=True))
         nodes, below = leaves + 2**level - 1, 2 ** (self.depth - level - 1)
         self.feature[-1, nodes], self.threshold[-1, nodes], self.left[-1, nodes] = (
             splits.feature,
             splits.threshold,
             splits.left,
         )
+        for name, left in self.sides.items():
+            left[-1, nodes] = goes_left.get(name, splits.left)
         # a leaf's value is that of all places below it
         for leaf, pair in zip(leaves, splits.children, strict=True):
             for side in (0, 1):

@@ -2,6 +2,8 @@
 row, and against what no rows can sum to.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from fedapps.algorithms.boosting.forest import (
     best_splits,
     derivatives,
     leaf_sums,
+    split_by_site,
     start_value,
     sums_fault,
 )
@@ -159,6 +162,58 @@ def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_r
     x = np.float32([[0]] * 40 + [[1]] * 20)  # none missing: most go left
     splits = split_of(x, HALF, derived, Growth())
     assert (splits.threshold[0], splits.left[0]) == (0.5, 1)
+
+
+def site_split_of(sums, growth):
+    """Return the split of one leaf whose rows have one value, and the sites (K,) that
+    go left, given the sites' sums (K, 3).
+    """
+    bins = np.zeros((1, 3, 3), np.int64)
+    bins[0, :, 0] = sums.sum(0)
+    splits, sides = split_by_site(best_splits(bins, HALF, growth), sums[None], 1, growth)
+    return splits, sides[0]
+
+
+@pytest.mark.parametrize("l2", [0.0, 3.0])
+def test_the_best_split_by_site_is_the_best_of_all_subsets(l2):
+    """No subset of the sites gains more than the best part of their order by G / H."""
+    rng, growth = np.random.default_rng(0), Growth(min_leaf=1, l2=l2)
+
+    def score(part):
+        g, h = part.sum(0)[:2] / UNIT
+        return g**2 / (h + l2)
+
+    for _ in range(40):
+        sums = np.stack(
+            [rng.integers(-9, 9, 7), rng.integers(1, 9, 7), rng.integers(1, 9, 7)], 1
+        ) * [UNIT, UNIT, 1]
+        gains = [
+            (score(sums[left]) + score(sums[~left]) - score(sums)) / 2
+            for left in (np.array((True, *rest)) for rest in product((True, False), repeat=6))
+            if not left.all()
+        ]
+        splits, sides = site_split_of(sums, growth)
+        assert splits.feature[0] == 1
+        assert splits.gain[0] == pytest.approx(max(gains))
+        left = sums[sides == 1].sum(0) / UNIT
+        assert splits.children[0, 0] == pytest.approx(growth.value(left[0], left[1]))
+
+
+def test_sites_without_rows_go_with_most_rows_and_small_parts_are_not_split_off():
+    sums = np.array([[-9, 4, 30], [0, 0, 0], [8, 4, 31], [0, 0, 0]]) * [UNIT, UNIT, 1]
+    splits, sides = site_split_of(sums, Growth(min_leaf=30))
+    assert splits.left[0] == 0
+    assert sides.tolist() == [1, 0, 0, 0]
+    assert site_split_of(sums, Growth(min_leaf=31))[0].feature[0] == -1
+
+
+@pytest.mark.parametrize("l2", [0.0, 1.0])
+def test_sites_that_are_alike_are_not_split(l2):
+    """In proportion, G_k = a_k G and H_k = a_k H, no split gains anything: without
+    lambda all scores add up, with it a split loses.
+    """
+    sums = np.outer([1, 2, 5], [-3 * UNIT, 7 * UNIT, 10])
+    assert site_split_of(sums, Growth(min_leaf=1, l2=l2))[0].feature[0] == -1
 
 
 @pytest.mark.parametrize("l2", [0.0, 1.0])
