@@ -11,17 +11,9 @@ from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from fedapps.algorithms.boosting.bins import cells_of, widths
-from fedapps.algorithms.boosting.forest import (
-    GROW,
-    NAMES,
-    Forest,
-    Growth,
-    class_derivatives,
-    derivatives,
-    leaf_sums,
-    merged,
-)
+from fedapps.algorithms.boosting.bins import widths
+from fedapps.algorithms.boosting.forest import GROW, NAMES, Forest, Growth, merged
+from fedapps.algorithms.contract.wire import read
 from fedapps.clients import (
     DiskStore,
     HistogramBoostingClient,
@@ -322,131 +314,71 @@ def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
 
 # --- splits by site -------------------------------------------------------------------
 
-
-def by_site(seed=0, n=600):
-    """Return rows of five sites of different sizes, whose labels differ by site."""
-    x, y = rows(n, seed)
-    owner = np.random.default_rng(7).choice(5, n, p=[0.4, 0.3, 0.15, 0.1, 0.05])
-    return x, np.where(np.isin(owner, (1, 3)), 1 - y, y), owner
+SITES = {"sites": True, "min_leaf": 1}
 
 
-def pooled(x, y, owner, rounds, used, loss="cross-entropy", outputs=1):
-    """Return the forest of the pooled table with the site as one more column, and its
-    values at all rows. The rows of a leaf, and their sums, are found here row by row.
+def by_site():
+    """Return rows of three sites, one of which has the opposite labels."""
+    x, y = rows(400)
+    owner = np.random.default_rng(7).choice(3, 400, p=[0.5, 0.3, 0.2])
+    return x, np.where(owner == 1, 1 - y, y), owner
+
+
+@pytest.mark.parametrize(
+    ("loss", "more"),
+    [("cross-entropy", {}), ("cross-entropy", {"outputs": 3}), ("number", {"scale": 1.0})],
+)
+def test_splits_by_site_are_those_of_one_site_that_has_all_rows_and_a_column_for_each(loss, more):
+    """A split by site of three sites parts one from the others, as a column of zeros
+    and ones does. A newcomer has no value there.
     """
-    o, f = HistogramBoostingOptions(**OPTIONS), x.shape[1]
-    forest = Forest.new(f, o.depth, outputs)
-
-    def leaves(tree, levels):
-        at = np.zeros(len(x), int)
-        for _ in range(levels):
-            for i, node in enumerate(at):
-                split, value = (
-                    forest.feature[tree, node],
-                    x[i, min(f - 1, forest.feature[tree, node])],
-                )
-                left = value <= forest.threshold[tree, node]
-                if split == f or np.isnan(value):
-                    left = forest.of_site(str(owner[i]) if split == f else "").left[tree, node] == 1
-                at[i] = 2 * node + (1 if left or split < 0 else 2)
-        return at - 2**levels + 1
-
-    def values():
-        out = np.tile(forest.base, (len(x), 1))
-        for tree in range(forest.finished):
-            out[:, tree % outputs] += forest.value[tree, leaves(tree, o.depth)]
-        return out if outputs > 1 else out[:, 0]
-
-    for who in used[:rounds]:
-        mine, level = np.isin(owner, who), forest.stage - GROW
-        if level < 0:
-            forest.step(forest.sums(x[mine], y[mine], values()[mine], loss), o.growth, loss, o.bins)
-            continue
-        g, h = (
-            derivatives(loss, values(), y)
-            if outputs == 1
-            else class_derivatives(values(), y, forest.finished % outputs)
-        )
-        place = {leaf: i for i, leaf in enumerate(forest.open_leaves())}
-        leaf = np.array([place.get(at, -1) for at in leaves(-1, level)])
-        edges = [*forest.edges, np.arange(0.5, 4)]  # the site is the last column
-        cells = cells_of(np.column_stack([x, owner]).astype(np.float32), edges)[mine]
-        sums = leaf_sums(cells, edges, leaf[mine], len(place), g[mine], h[mine])
-        size = int(widths(forest.edges).sum())
-        sites = {str(k): sums[:, :, size + k] for k in who}
-        forest.step(sums[:, :, :size].ravel(), o.growth, loss, o.bins, sites)
-    return forest, values()
-
-
-SITES = {"sites": True}
-
-
-@pytest.mark.parametrize("sampled", [0, 3])
-@pytest.mark.parametrize("loss", ["cross-entropy", "square"])
-def test_splits_by_site_are_those_of_the_pooled_table_with_a_column_of_the_site(sampled, loss):
     x, y, owner = by_site()
-    federation = Federation(dealt(x, y, owner))
-    grown = federation.run(16, {**SITES, "loss": loss}, sampled=sampled)
-    forest, values = pooled(x, y, owner, 16, federation.used, loss)
-    same(grown, forest.to_arrays())
-    assert set(grown["feature"].ravel()) >= {0, 5}  # both kinds of splits
-    scores = federation.rounds[-1].evaluated.metrics
-    for k in range(5):  # each is scored with its own trees, and with those of a newcomer
-        mine = owner == k
-        np.testing.assert_array_equal(forest.of_site(str(k)).values(x[mine]), values[mine])
-        for name, kept in (("accuracy", values[mine]), ("global-accuracy", forest.values(x[mine]))):
-            assert scores[k][name] == pytest.approx(((kept > 0) == y[mine]).mean())
-    assert any(now["accuracy"] > now["global-accuracy"] for now in scores.values())
-
-
-@pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_splits_by_site_of_classes_and_numbers_are_those_of_the_pooled_table(kind):
-    x, y, owner = by_site(n=300)
-    numbers, outputs = kind == "numbers", 1 if kind == "numbers" else 3
-    y = 2.0 * y - 1 + owner / 4 if numbers else y + (owner == 2)
+    numbers, outputs = loss == "number", more.get("outputs", 1)
+    y = 2.0 * y - 1 + owner / 4 if numbers else y + (outputs - 1) // 2 * (owner == 2)
     datas = dealt(x, y[:, None] if numbers else y, owner)
-    strategy = HistogramBoosting(5, HistogramBoostingOptions(**OPTIONS, **SITES), numbers, outputs)
+    clients = [HistogramBoostingClient(data, k, **more) for k, data in enumerate(datas)]
+    app = to_client_app(lambda context: clients[int(context.node_config["partition-id"])])
+    options = HistogramBoostingOptions(**OPTIONS, **SITES)
+    strategy = HistogramBoosting(5, options, numbers, outputs)
+    grid, seen = ClientGrid(InlineGrid(app, 3), seed=3), []
+    simulate(strategy, None, 0, {}, 16, {"seed": 5}, grid=grid, callbacks=[seen.append])
+    forest = Forest.from_arrays({n: read(a) for n, a in seen[-1].arrays.items()})
+    known = np.column_stack([x, np.eye(3)[owner]]).astype(np.float32)
+    new, pooled = known.copy(), Forest.new(8, options.depth, outputs)
+    new[:, 5:] = np.nan
+    for _ in range(16):
+        sums = pooled.sums(known, y, pooled.values(known), loss)
+        pooled.step(sums, options.growth, loss, options.bins)
+    assert (forest.feature == 5).sum() == (pooled.feature >= 5).sum() > 1
+    np.testing.assert_array_equal(forest.of_site("?").values(x), pooled.values(new))
+    for k, scores in seen[-1].evaluated.metrics.items():  # each is scored with its own trees
+        own, mine = forest.of_site(str(k)), owner == k
+        np.testing.assert_array_equal(own.values(x[mine]), pooled.values(known[mine]))
+        for name, scored in (("loss", own), ("global-loss", forest)):
+            assert scores[name] == clients[k].scores(scored, datas[k].test, {"loss": loss})["loss"]
 
-    def client(context):
-        k = int(context.node_config["partition-id"])
-        more = {"scale": 1.0} if numbers else {"outputs": outputs}
-        return HistogramBoostingClient(datas[k], k, **more)
 
-    grid = ClientGrid(InlineGrid(to_client_app(client), 5), seed=3)
-    grown = arrays_of(simulate(strategy, None, 0, {}, 12, {"seed": 5}, grid=grid))
-    loss = "number" if numbers else "cross-entropy"
-    forest, _ = pooled(x, y, owner, 12, [range(5)] * 12, loss, outputs)
-    same(grown, forest.to_arrays())
-    assert 5 in grown["feature"]
-
-
-def test_sites_with_the_same_rows_are_not_told_apart():
+@pytest.mark.parametrize("l2", [0.0, 1.0])
+def test_sites_with_the_same_rows_are_not_told_apart(l2):
+    """With G_k = a_k G and H_k = a_k H no split by site gains: without lambda the
+    scores of the parts add up to that of the whole, with it to less.
+    """
     x, y = rows(120)
     datas = dealt(np.tile(x, (3, 1)), np.tile(y, 3), np.repeat([0, 1, 2], 120))
-    known = Federation(datas).run(12, SITES)
-    same({name: known[name] for name in NAMES}, Federation(datas).run(12))
+    known = Federation(datas).run(12, {**SITES, "l2": l2})
+    same({n: known[n] for n in NAMES}, Federation(datas).run(12, {"min_leaf": 1, "l2": l2}))
 
 
-def test_a_run_with_splits_by_site_is_resumed_and_newcomers_go_with_most_rows():
-    x, y, owner = by_site()
-    datas = dealt(x, y, owner)
-    whole, first = Federation(datas).run(11, SITES), Federation(datas)
-    half = first.run(7, SITES)
-    assert half["stage"][0] == 3
-    same(first.run(11, SITES, start=half, first_round=8), whole)
-    same(Federation(datas).run(11, SITES, start=half, first_round=8), whole)
-    refused(lambda: first.run(11, start=half, first_round=8), "set histogram-boosting.sites = true")
-    forest = Forest.from_arrays(whole)
-    same(forest.of_site("?").to_arrays(), replace(forest, sides={}).to_arrays())
-    root = next(tree for tree in range(forest.finished) if forest.feature[tree, 0] == 5)
-    left = np.array([forest.of_site(str(k)).left[root, 0] for k in range(5)])[owner] == 1
-    assert forest.left[root, 0] == (left.sum() > (~left).sum())
+def test_a_run_with_splits_by_site_is_resumed_and_clients_may_be_sampled():
+    first = Federation(dealt(*by_site()))
+    whole, half = first.run(11, SITES, sampled=2), first.run(7, SITES, sampled=2)
+    same(first.run(11, SITES, start=half, first_round=8, sampled=2), whole)
+    refused(lambda: first.run(11, start=half), "set histogram-boosting.sites = true")
 
 
 def test_secure_sums_refuse_splits_by_site():
-    strategy = HistogramBoosting(5, HistogramBoostingOptions(**SITES))
+    strategy = HistogramBoosting(5, HistogramBoostingOptions(sites=True))
     refused(lambda: check_sums(strategy, SecureOptions()), "looks at single clients' replies")
-    check_sums(HistogramBoosting(5), SecureOptions())
 
 
 # --- alone ----------------------------------------------------------------------------

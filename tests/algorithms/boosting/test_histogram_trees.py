@@ -208,15 +208,6 @@ def test_sites_without_rows_go_with_most_rows_and_small_parts_are_not_split_off(
 
 
 @pytest.mark.parametrize("l2", [0.0, 1.0])
-def test_sites_that_are_alike_are_not_split(l2):
-    """In proportion, G_k = a_k G and H_k = a_k H, no split gains anything: without
-    lambda all scores add up, with it a split loses.
-    """
-    sums = np.outer([1, 2, 5], [-3 * UNIT, 7 * UNIT, 10])
-    assert site_split_of(sums, Growth(min_leaf=1, l2=l2))[0].feature[0] == -1
-
-
-@pytest.mark.parametrize("l2", [0.0, 1.0])
 def test_rows_that_are_alike_are_not_split(l2):
     derived = derivatives("cross-entropy", np.full(60, 0.3), np.ones(60, np.int64))
     assert (
