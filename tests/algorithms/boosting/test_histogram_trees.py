@@ -200,10 +200,10 @@ def test_the_best_split_by_site_is_the_best_of_all_subsets(l2):
 
 
 def test_sites_without_rows_go_with_most_rows_and_small_parts_are_not_split_off():
-    sums = np.array([[-9, 4, 30], [0, 0, 0], [8, 4, 31], [0, 0, 0]]) * [UNIT, UNIT, 1]
+    sums = np.array([[-9, 4, 31], [0, 0, 0], [8, 4, 30], [0, 0, 0]]) * [UNIT, UNIT, 1]
     splits, sides = site_split_of(sums, Growth(min_leaf=30))
-    assert splits.left[0] == 0
-    assert sides.tolist() == [1, 0, 0, 0]
+    assert splits.left[0] == 1
+    assert sides.tolist() == [1, 1, 0, 1]
     assert site_split_of(sums, Growth(min_leaf=31))[0].feature[0] == -1
 
 
