@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedapps.clients.fedevg import FedEvgClient as FedEvgClient
     from fedapps.clients.fedfw import FedFWClient as FedFWClient
     from fedapps.clients.fedmd import FedMDClient as FedMDClient
+    from fedapps.clients.fedmdfg import FedMDFGClient as FedMDFGClient
     from fedapps.clients.fedproto import FedProtoClient as FedProtoClient
     from fedapps.clients.fedprox import FedProxClient as FedProxClient
     from fedapps.clients.fedrod import FedRoDClient as FedRoDClient

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
         GeneratorOptions as GeneratorOptions,
     )
     from fedapps.strategies.fedmd import FedMD as FedMD, FedMDOptions as FedMDOptions
+    from fedapps.strategies.fedmdfg import FedMDFG as FedMDFG, FedMDFGOptions as FedMDFGOptions
     from fedapps.strategies.fedmgda import FedMGDA as FedMGDA, FedMGDAOptions as FedMGDAOptions
     from fedapps.strategies.fedopt import (
         FedAdagrad as FedAdagrad,

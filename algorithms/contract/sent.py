@@ -327,6 +327,13 @@ class FedMDSent(Sent, prefix="fedmd-", method="fedmd"):
 
 
 @dataclass(frozen=True)
+class FedMDFGSent(Sent, prefix="fedmdfg-", method="fedmdfg"):
+    """The steps after which an evaluation asks for losses; none: it scores."""
+
+    steps: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
 class PerFedAvgTraining(Sent, prefix="per-fedavg-", method="per-fedavg"):
     """The rate of adaptation, and the treatment of the Hessian."""
 

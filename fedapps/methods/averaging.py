@@ -17,6 +17,7 @@ from fedapps.strategies import (
     FedAvg,
     FedAvgOptions,
     FedBuff,
+    FedMDFG,
     FedMGDA,
     FedProx,
     FedYogi,
@@ -134,6 +135,14 @@ METHODS: dict[str, Method] = {
         paper="Hu et al. 2022",
         trait="re-weights",
         wrap=FedMGDA,
+    ),
+    "fedmdfg": Method(
+        summary="a step along which every client's loss falls and losses come closer",
+        paper="Pan et al. 2023",
+        trait="one global model",
+        strategy=FedMDFG,
+        client="FedMDFGClient",
+        page="fedmgda",
     ),
     "propfair": Method(
         summary="clients minimise -log(M - loss): proportional fairness",

@@ -219,17 +219,17 @@ class Exchange:
     sent: int = 0
     clock: float | None = None
 
-    def after(self, earlier: "Exchange") -> "Exchange":
+    def joined(self, other: "Exchange") -> "Exchange":
         """Return the record of this phase, with the bytes and failures of the phase
-        ``earlier`` that prepared it.
+        ``other`` that prepared it or follows from it.
         """
         known = {failure.client for failure in self.failures}
-        failures = self.failures + [f for f in earlier.failures if f.client not in known]
+        failures = self.failures + [f for f in other.failures if f.client not in known]
         return replace(
             self,
             failures=sorted(failures, key=lambda failure: order(failure.client)),
-            bytes_up=self.bytes_up + earlier.bytes_up,
-            bytes_down=self.bytes_down + earlier.bytes_down,
+            bytes_up=self.bytes_up + other.bytes_up,
+            bytes_down=self.bytes_down + other.bytes_down,
         )
 
 

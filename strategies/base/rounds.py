@@ -364,6 +364,8 @@ class _Loop:
         self.heard.hear(asked_of(strategy), named, bool(travel and travel.summed))
         if replies:
             arrays, now.train_metrics = strategy.aggregate_train(number, replies)
+            if grid.last is not now.trained:  # a strategy may ask how the model should go on
+                now.trained = now.trained.joined(grid.last)
             self.arrays = self.arrays if arrays is None else arrays
         now.arrays = self.result.arrays = self.arrays
         note(self.result.train_metrics_clientapp, number, now.train_metrics)
@@ -381,7 +383,7 @@ class _Loop:
         asked_first = grid.last if grid.last is not now.trained else Exchange()
         replies = grid.send_and_receive(messages, timeout=grid.timeout)
         if messages:
-            now.evaluated = grid.last.after(asked_first)
+            now.evaluated = grid.last.joined(asked_first)
             log_replies("aggregate_evaluate", strategy, now.evaluated)
             if not now.evaluated.clients and not self.warned:
                 self.warned = True
