@@ -5,6 +5,8 @@ Momentum, weight decay and partial batches are on; two of three clients are samp
 round, and one fails in the second round.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -210,13 +212,6 @@ def test_sharing_all_but_the_head_by_name_is_fedper():
         assert_arrays(mine[i].load("private", {}, False), theirs[i].load("private", {}, False))
 
 
-def test_patterns_that_share_nothing_are_refused():
-    refused(
-        lambda: run(Partial(PartialOptions("lora_*")), FilteredClient),
-        r"none of the arrays is shared: share at least one of 1\.weight, 1\.bias, 3",
-    )
-
-
 def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_before_use():
     _, stores, _ = run(FedBABU(HEAD), FedBABUClient)
     client = FedBABUClient(headed(), blobs(1), 1, stores[1])
@@ -377,9 +372,29 @@ def _with_batch_statistics(net, x):
     ).detach()
 
 
-def test_fedrod_refuses_what_has_no_classes():
-    client = FedRoDClient(headed(lambda seed: small_net(seed, classes=1)), blobs(1), 4)
-    refused(lambda: client.fit(get_arrays(client.model), TRAIN), "one output per class")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: run(Partial(PartialOptions("lora_*")), FilteredClient),
+            r"none of the arrays is shared: share at least one of 1\.weight, 1\.bias, 3",
+        ),
+        (
+            lambda: FedRoDClient(headed(partial(small_net, classes=1)), blobs(1), 4).fit(
+                get_arrays(small_net(0, classes=1)), TRAIN
+            ),
+            "one output per class",
+        ),
+        (
+            lambda: Floco(("nothing",))._first(
+                ArrayRecord({name: Array(a) for name, a in initial().items()})
+            ),
+            "no such arrays",
+        ),
+    ],
+)
+def test_nets_without_what_a_method_needs_are_refused(call, message):
+    refused(call, message)
 
 
 # --- Per-FedAvg -----------------------------------------------------------------------
@@ -574,7 +589,6 @@ def test_the_first_corners_lie_around_the_initial_head_the_same_for_a_seed():
     assert_arrays(one, same)
     assert not np.array_equal(one[WEIGHT], other[WEIGHT])
     assert np.ptp(one[BIAS], axis=0).max() < 1e-6
-    refused(lambda: Floco(("nothing",))._first(record), "no such arrays")
 
 
 def test_points_follow_the_last_update_before_the_projection_and_of_late_clients_the_first():

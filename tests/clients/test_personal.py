@@ -295,7 +295,6 @@ def test_without_validation_samples_dittos_clients_are_scored_with_one():
     strategy = Ditto()
     train_nets(strategy, DittoClient, data=lambda i: with_validation(0))
     assert (strategy.choices.of_all, strategy.answer(None)) == (None, {"ditto-mu": 1.0})
-    refused(lambda: DittoOptions(-0.5), r"mu = -0\.5: must be at least 0, or -1")
 
 
 KEPT = {
@@ -351,12 +350,20 @@ def test_fedrep_trains_the_head_first_and_then_the_body(monkeypatch):
     assert phases == [{"3.weight", "3.bias"}, {"1.weight", "1.bias"}] * 3
 
 
-def test_a_model_without_the_parts_is_refused():
-    refused(
-        lambda: train_nets(PartialSharing(["nowhere."], "head"), PartialClient),
-        r"0 of the model.s 4 arrays .* choose a model with a body and a head, or a head among the layers 1, 3$",
-    )
-    refused(lambda: PartialClient(small_net, blobs()).head(), "has no head")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: train_nets(PartialSharing(["nowhere."], "head"), PartialClient),
+            r"0 of the model.s 4 arrays .* choose a model with a body and a head, or a head among "
+            "the layers 1, 3$",
+        ),
+        (lambda: PartialClient(small_net, blobs()).head(), "has no head"),
+        (lambda: DittoOptions(-0.5), r"mu = -0\.5: must be at least 0, or -1"),
+    ],
+)
+def test_parts_that_a_model_has_not_and_a_negative_pull_are_refused(call, message):
+    refused(call, message)
 
 
 def test_what_another_architecture_left_is_refused_and_not_overwritten():

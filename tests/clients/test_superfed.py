@@ -238,9 +238,13 @@ def lambda_client():
     return client, data
 
 
-def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent():
+@pytest.fixture
+def sent():
+    return get_arrays(small_net(5))
+
+
+def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent(sent):
     """The curve is that of an evaluation; the exported net is the scored mixture."""
-    sent = get_arrays(small_net(5))
     client, data = lambda_client()
     alone = client.evaluate(sent, CONFIG)[2]
     asked = client.evaluate(sent, {**CONFIG, "superfed-lambda": -1.0})[2]
@@ -263,9 +267,8 @@ def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent()
 
 
 @pytest.mark.parametrize(("end", "place"), [(0.0, 11), (1.0, 12)])
-def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place):
+def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place, sent):
     """As FedProx's client trains theta_f or theta_l in the round. Nothing is kept."""
-    sent = get_arrays(small_net(5))
     client, data = lambda_client()
     asked = client.evaluate(sent, {**CONFIG, "superfed-lambda": -1.0, "superfed-tune": 3})[2]
     assert len(asked["candidate-losses"]) == 13
@@ -461,14 +464,13 @@ def test_local_is_scored_with_what_it_trained():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_rounds_of_apfl_equal_autograd(momentum):
+def test_two_rounds_of_apfl_equal_autograd(momentum, sent):
     """w descends at w, v at the mixture along alpha times its gradient, both with
     momentum from 0, on the same batches.
     """
     config = {**FEW, "momentum": momentum, "apfl-alpha": 0.3, "apfl-adaptive": False}
     client, net = APFLClient(small_net, blobs(1), 4), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
-    sent = get_arrays(small_net(5))
     v = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
     for server_round in (1, 2):
         now = {**config, "server-round": server_round}
@@ -596,9 +598,8 @@ MOREAU = {
 
 
 @pytest.mark.parametrize(("rate", "equal"), [(0.3, 1 / 0.3), (0.05, 15.0)])
-def test_without_a_lambda_the_rate_bounds_it(rate, equal):
+def test_without_a_lambda_the_rate_bounds_it(rate, equal, sent):
     """At rate 0.3 the paper's 15 is refused: w would jump beyond theta."""
-    sent = get_arrays(small_net(5))
     config = {**MOREAU, "learning-rate": rate, "pfedme-rate": 0.0, "pfedme-batches": "next"}
     got, want = (
         PFedMeClient(small_net, blobs(1), 4).fit(sent, {**config, "pfedme-lambda": value})[0]

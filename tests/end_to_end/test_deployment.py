@@ -109,8 +109,7 @@ def test_status_logs_and_file_permissions(deployment):
     assert succeed("deploy", "status", *there).count("online") == 3
     assert "SuperLink" in succeed("deploy", "logs", *there, "--lines", "500")
     assert "SuperNode ID" in succeed("deploy", "logs", "site-1", *there, "--lines", "500")
-    refusal = fedapps("deploy", "logs", "x", *there).stderr
-    assert "no site 'x': choose one of site-0" in refusal
+    assert "no site 'x': choose one of site-0" in fedapps("deploy", "logs", "x", *there).stderr
     assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700
     secret = [deployment.certificates / "server.key", deployment.certificates / "ca.key"]
     for path in [*secret, *(site.folder / "key" for site in deployment.sites.values())]:

@@ -193,8 +193,7 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
     same(comparison.gains, tmp_path / "command" / "gains.csv")
     assert comparison.table["gain-mean"][0] == pytest.approx(np.mean(comparison.gains["gain"]))
     assert f"{100 * comparison.table['gain-mean'][0]:+.1f}" in printed
-    shown = comparison._repr_html_()
-    assert lacking(shown, "Gain over local", "2 seeds") == []
+    assert lacking(comparison._repr_html_(), "Gain over local", "2 seeds") == []
     assert capsys.readouterr().out == ""
 
 

@@ -118,9 +118,6 @@ def test_q_fedavgs_constant_follows_the_learning_rate():
         config = {rate: 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
         simulate(strategy, lambda i, _: clients[i], 2, ZERO, 5, config, callbacks=[note])
     np.testing.assert_allclose(seen, [2, 2, 4, 4, 8] * 2)
-    refused(
-        lambda: final(QFedAvg(FedAvg()), clients), r"put learning-rate \(or lr\) into train_config"
-    )
 
 
 def test_q_fedavg_works_with_losses_of_any_size():
@@ -310,16 +307,6 @@ def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     np.testing.assert_allclose(strategy.rule.p, rule.p)
 
 
-def test_aaggff_s_refuses_samples_and_names_aaggff_d():
-    on = {"clients_per_round": 3}
-    refused(
-        lambda: play(AAggFFS(FedAvg()), client, 4, START, on=on),
-        r"round 1 samples 3 of 4: set .*, or use AAggFF-D",
-    )
-    half = AAggFFS(FedAvg(fraction_train=0.5))
-    refused(lambda: play(half, client, 4, START), "round 1 samples 2 of 4")
-
-
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
 def test_a_failing_client_affects_only_its_own_reply(kind):
     strategy, seen = kind(FedAvg()), []
@@ -357,6 +344,19 @@ def test_other_methods_do_not_ask_for_it():
         assert all(("loss-before" in config) == asks for config in heard)
 
 
-def test_a_c1_above_the_automatic_c2_is_an_error_before_training():
-    strategy = AAggFFS(FedAvg(), AAggFFOptions(c1=0.3))
-    refused(lambda: simulate(strategy, client, 4, START, 1), "choose C1 < C2")
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (QFedAvg(FedAvg()), {}, r"put learning-rate \(or lr\) into train_config"),
+        (
+            AAggFFS(FedAvg()),
+            {"on": {"clients_per_round": 3}},
+            r"round 1 samples 3 of 4: set .*, or use AAggFF-D",
+        ),
+        (AAggFFS(FedAvg(fraction_train=0.5)), {}, "round 1 samples 2 of 4"),
+        # above the automatic C2
+        (AAggFFS(FedAvg(), AAggFFOptions(c1=0.3)), {}, "choose C1 < C2"),
+    ],
+)
+def test_what_a_method_cannot_do_is_an_error_before_training(strategy, options, message):
+    refused(lambda: play(strategy, client, 4, START, **options), message)

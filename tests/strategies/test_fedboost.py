@@ -120,13 +120,6 @@ def test_a_client_that_lost_its_cache_is_sent_everything_again():
     assert [(f.client, "the predictor cache was lost" in f.reason) for f in failures] == [(1, True)]
 
 
-def test_a_budget_above_the_library():
-    refused(
-        lambda: FedBoost(TWO, FedBoostOptions(budget=3)),
-        "budget = 3, but the library holds 2 predictors: choose 1 to 2",
-    )
-
-
 class Trains(Frequencies):
     """Sends its own frequencies, or another table, as a predictor."""
 
@@ -283,15 +276,34 @@ def test_the_squared_loss_is_not_centred():
     np.testing.assert_array_equal(*ends)
 
 
-def test_centring_is_refused_with_one_predictor_per_message():
-    one = FedBoostOptions(budget=1, draw="exact")
-    refused(
-        lambda: FedBoost(LIBRARY, one),
-        "budget = 1, draw = exact, centred = true: .*choose a budget of 2 or more",
-    )
-    assert FedBoost(LIBRARY, replace(one, centred=False)).budget == 1
-    assert FedBoost(LIBRARY, one, loss="squared").budget == 1
-    refused(lambda: FedBoost(LIBRARY, loss="l2"), "loss = 'l2'")
+ONE = FedBoostOptions(budget=1, draw="exact")
+
+
+@pytest.mark.parametrize(
+    ("library", "options", "loss", "message"),
+    [
+        (
+            TWO,
+            FedBoostOptions(budget=3),
+            "log",
+            "budget = 3, but the library holds 2 predictors: choose 1 to 2",
+        ),
+        (
+            LIBRARY,
+            ONE,
+            "log",
+            "budget = 1, draw = exact, centred = true: .*choose a budget of 2 or more",
+        ),
+        (LIBRARY, FedBoostOptions(), "l2", "loss = 'l2'"),
+    ],
+)
+def test_what_fedboost_cannot_do_is_refused(library, options, loss, message):
+    refused(lambda: FedBoost(library, options, loss=loss), message)
+
+
+def test_one_predictor_per_message_is_possible_without_centring():
+    assert FedBoost(LIBRARY, replace(ONE, centred=False)).budget == 1
+    assert FedBoost(LIBRARY, ONE, loss="squared").budget == 1
 
 
 # --- rounds by hand: not every client is asked, one does not answer -------------------

@@ -441,7 +441,6 @@ def test_a_start_outside_the_domain_is_refused(method, kind):
         lambda: world.run(method(world.domain), 1, start=np.ones(6)),
         "the initial point lies outside the L1Ball",
     )
-    refused(lambda: method(world.domain).open_model(ArrayRecord([np.ones(7)])), "shape")
 
 
 # --- the clients alone ----------------------------------------------------------------
@@ -496,10 +495,6 @@ def test_averaged_gradients():
     x, first = kept(one)
     one.fit([np.zeros(5)], numbers(stochastic=True, t=2, rhos=[0.25]))
     np.testing.assert_allclose(kept(one)[1], 0.75 * first + 0.25 * 2 * A.T @ (A @ x - B))
-    refused(
-        lambda: client().fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2})),
-        "LeastSquares has no samples to draw: set batch-size = 0",
-    )
 
 
 def test_the_last_atom_of_an_iterative_oracle_is_kept():
@@ -515,15 +510,6 @@ def test_the_last_atom_of_an_iterative_oracle_is_kept():
     (values, indices), _, metrics = one.fit([np.zeros((6, 5))], {"phase": "evaluate"})
     assert (indices.tolist(), values.shape) == (places.tolist(), (20,))
     assert metrics["distance"] == pytest.approx(np.linalg.norm(x))
-
-
-def test_a_kept_point_of_another_shape():
-    store = MessageStore(RecordDict())
-    store.save("frank-wolfe", [np.zeros(7)], {})
-    refused(
-        lambda: client(store).fit([np.zeros(5)], numbers()),
-        "client 0 has stored a point of shape \\(7,\\)",
-    )
 
 
 # --- torch ----------------------------------------------------------------------------
@@ -561,7 +547,35 @@ def test_layers_in_balls_of_their_own():
     assert domain.contains(x_bar)
 
 
-def test_a_model_with_buffers_is_refused():
-    refused(
-        lambda: TorchProblem(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), blobs()), "has buffers"
-    )
+def with_a_point_of_seven():
+    store = MessageStore(RecordDict())
+    store.save("frank-wolfe", [np.zeros(7)], {})
+    return client(store)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: client().fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2})),
+            "LeastSquares has no samples to draw: set batch-size = 0",
+        ),
+        (
+            lambda: with_a_point_of_seven().fit([np.zeros(5)], numbers()),
+            r"client 0 has stored a point of shape \(7,\)",
+        ),
+        (
+            lambda: TorchProblem(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), blobs()),
+            "has buffers",
+        ),
+        *(
+            (
+                lambda method=method: method(L1).open_model(ArrayRecord([np.ones(7)])),
+                "shape",
+            )
+            for method in (FedFW, ProjectedFedAvg)
+        ),
+    ],
+)
+def test_points_samples_and_models_that_do_not_fit_are_refused(call, message):
+    refused(call, message)

@@ -239,18 +239,40 @@ def test_fedboosts_gradient():
         boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]),
         boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1]),
     )
-    unbiased = FedBoost(LIBRARY, FedBoostOptions(gradient="unbiased"))
-    refused(lambda: private(unbiased), "gradient = 'sampled'")
 
 
-@pytest.mark.parametrize("origin", [{"from_clients": True}, {}])
-def test_predictors_made_from_the_clients_data_or_of_unknown_origin_are_refused(origin):
-    """Their values reach every client without noise: an epsilon of the gradients alone
-    would be false.
-    """
-    library = type("Other", (), {"q": 4, **origin})()
-    said = "predictors made without the clients' data .*here gradient = 'sampled', .* made from the"
-    refused(lambda: private(FedBoost(library)), said)
+@pytest.mark.parametrize(
+    ("call", "message", "kind"),
+    [
+        (
+            lambda: private(FedBoost(LIBRARY, FedBoostOptions(gradient="unbiased"))),
+            "gradient = 'sampled'",
+            ValueError,
+        ),
+        # their values reach every client without noise: an epsilon of the gradients
+        # alone would be false
+        *(
+            (
+                lambda origin=origin: private(FedBoost(type("Other", (), {"q": 4, **origin})())),
+                "predictors made without the clients' data .*here gradient = 'sampled', .* "
+                "made from the",
+                ValueError,
+            )
+            for origin in ({"from_clients": True}, {})
+        ),
+        (
+            lambda: with_privacy(
+                FedAvg(),
+                read_settings({"dp.noise-multiplier": 1.0}),
+                SimpleNamespace(name="silent"),
+            ),
+            "values that it does not declare",
+            UserError,
+        ),
+    ],
+)
+def test_gradients_predictors_and_tasks_of_unknown_origin_are_refused(call, message, kind):
+    refused(call, message, kind)
 
 
 NOT_PRIVATE = {
@@ -327,12 +349,6 @@ def test_anything_computed_from_clients_data_before_the_first_round_is_refused(c
 )
 def test_private_runs_without_such_data_are_accepted(given, tmp_path):
     assert isinstance(assembled(given, tmp_path), Private)
-
-
-def test_a_task_without_a_declaration_is_refused():
-    silent, settings = SimpleNamespace(name="silent"), read_settings({"dp.noise-multiplier": 1.0})
-    said = "values that it does not declare"
-    refused(lambda: with_privacy(FedAvg(), settings, silent), said, UserError)
 
 
 KILLED = """

@@ -153,9 +153,11 @@ def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
 
 
 def test_a_run_that_samples_too_few_clients_is_refused():
-    said = "clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 replies"
-    given = {"robust.rule": "krum", "robust.num-malicious": 2}
-    refused(lambda: read_settings(given), said, UserError)
+    refused(
+        lambda: read_settings({"robust.rule": "krum", "robust.num-malicious": 2}),
+        "clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 replies",
+        UserError,
+    )
 
 
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])

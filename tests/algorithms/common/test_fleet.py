@@ -54,30 +54,27 @@ def test_a_client_is_there_in_its_own_part_of_the_day():
     assert (hours == [[office.available(k, 1, t) for t in range(200)] for k in range(60)]).all()
 
 
+DRAWN = [{"client": "a", "seconds": "2"}, {"client": "a", "seconds": "8"}]
+TIMES = ("client", "round", "asked", "arrived", "fate", "ended")
+OF_A_RUN = [
+    dict(zip(TIMES, ("a", "2", "4.5", "7.25", "used", "2"), strict=True)),
+    dict(zip(TIMES, ("a", "3", "8", "", "open", "4"), strict=True)),
+]
+
+
+def measured(rows):
+    return Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+
+
 def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
-    rows = [{"client": "a", "seconds": "2"}, {"client": "a", "seconds": "8"}]
-    drawn = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+    drawn = measured(DRAWN)
     assert {drawn.training("a", r, 1.0, 5, 5).arrival for r in range(40)} == {3.0, 9.0}
-    refused(lambda: drawn.training("b", 1, 0.0, 1, 1), "no seconds of client b in round 1")
-    rows = [
-        {
-            "client": "a",
-            "round": "2",
-            "asked": "4.5",
-            "arrived": "7.25",
-            "fate": "used",
-            "ended": "2",
-        },
-        {"client": "a", "round": "3", "asked": "8", "arrived": "", "fate": "open", "ended": "4"},
-    ]
-    run = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+    run = measured(OF_A_RUN)
     training = run.training("a", 2, 1.0, 5, 5)
     assert (training.asked, training.arrival, training.broken) == (4.5, 7.25, False)
     assert run.training("a", 3, 1.0, 5, 5).arrival == np.inf
-    refused(lambda: run.training("a", 9, 1.0, 5, 5), "no seconds of client a in round 9")
     there = [[run.available(client, number, 1.0) for number in range(1, 5)] for client in "ab"]
     assert there == [[False, True, True, True], [False] * 4]
-    refused(lambda: run.available("a", 5, 1.0), "that run ended with round 4")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +86,12 @@ def test_measured_seconds_are_drawn_and_times_of_a_run_are_repeated():
         (lambda: Measured([{"client": "a", "seconds": "-1"}]), "negative"),
         (lambda: FleetOptions(file="x.csv"), "speed = 'file'"),
         (lambda: FleetOptions(speed="file"), "file"),
+        (lambda: measured(DRAWN).training("b", 1, 0.0, 1, 1), "no seconds of client b in round 1"),
+        (
+            lambda: measured(OF_A_RUN).training("a", 9, 1.0, 5, 5),
+            "no seconds of client a in round 9",
+        ),
+        (lambda: measured(OF_A_RUN).available("a", 5, 1.0), "that run ended with round 4"),
     ],
 )
 def test_a_bad_file_is_named_and_a_file_needs_its_speed(call, why):

@@ -210,6 +210,21 @@ def test_split_is_random_by_seed():
         (lambda rng: dirichlet_clients(LABELS, 5, 0.0, rng), "alpha = 0.0: must be above 0"),
         (lambda rng: train_validation_test(np.arange(2), rng), "at least 3 are needed"),
         (lambda rng: train_validation_test(np.arange(9), rng, (0.5, 0.5, 0.5)), "add up to 1"),
+        *(
+            (
+                lambda rng, classes=classes, kind=kind, ratio=ratio: flipped(
+                    np.zeros(3, np.int64), classes, kind, ratio, rng
+                ),
+                why,
+            )
+            for classes, kind, ratio, why in [
+                (2, "pair", -0.1, r"noise-ratio = .*: choose a value in \[0, 1\)"),
+                (2, "pair", 1.0, r"noise-ratio = .*: choose a value in \[0, 1\)"),
+                (2, "pair", float("nan"), r"noise-ratio = .*: choose a value in \[0, 1\)"),
+                (2, "pairs", 0.1, "noise = 'pairs': did you mean 'pair'"),
+                (1, "pair", 0.1, "two classes"),
+            ]
+        ),
     ],
 )
 def test_bad_arguments(call, message):
@@ -251,18 +266,3 @@ def test_what_is_wrong_at_one_ratio_is_wrong_at_every_larger_one(kind):
     at = little != labels
     assert 0 < at.sum() < (much != labels).sum()
     assert np.array_equal(little[at], much[at])
-
-
-@pytest.mark.parametrize(
-    ("classes", "kind", "ratio", "why"),
-    [
-        (2, "pair", -0.1, r"noise-ratio = .*: choose a value in \[0, 1\)"),
-        (2, "pair", 1.0, r"noise-ratio = .*: choose a value in \[0, 1\)"),
-        (2, "pair", float("nan"), r"noise-ratio = .*: choose a value in \[0, 1\)"),
-        (2, "pairs", 0.1, "noise = 'pairs': did you mean 'pair'"),
-        (1, "pair", 0.1, "two classes"),
-    ],
-)
-def test_what_cannot_be(classes, kind, ratio, why):
-    rng = np.random.default_rng(0)
-    refused(lambda: flipped(np.zeros(3, np.int64), classes, kind, ratio, rng), why)

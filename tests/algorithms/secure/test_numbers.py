@@ -161,7 +161,6 @@ def test_bytes_round_trip_modulo_two_to_the_48():
     octets = to_bytes(values.view(np.uint64))
     assert octets.shape == (30,)
     assert (whole(from_bytes(octets)) == values).all()
-    refused(lambda: from_bytes(octets[:-1]), "29 bytes are no vector")
 
 
 # --- graph ----------------------------------------------------------------------------
@@ -180,7 +179,6 @@ def test_rings_are_drawn_anew():
     names = [str(k) for k in range(20)]
     assert neighbours(names, 4) != neighbours(names, 4)
     assert all(len(near) == 19 for near in neighbours(names).values())
-    refused(lambda: neighbours(names, 5), "must be an even number")
 
 
 def test_all_neighbours_leave_nothing_to_chance_and_few_do():
@@ -190,7 +188,6 @@ def test_all_neighbours_leave_nothing_to_chance_and_few_do():
     assert failed > 1e-6
     # a threshold of a client's neighbours is corrupted, or a ring falls apart
     assert risks(100, 20, 50, 0)[0] == pytest.approx(100 * (tail(99, 50, 20, 16) + 0.5**10))
-    refused(lambda: check_degree(1000, 10, 50, 50), r"neighbours = 10: .* choose (\d+)")
 
 
 def test_the_degree_that_an_error_names_is_allowed():
@@ -285,18 +282,16 @@ def test_means_are_weighted_and_keep_their_types(weighted):
     np.testing.assert_allclose(metrics["of"], [(10 + 150) / 40, 20 / 40], rtol=1e-4)
 
 
+SUMS = replace(TERMS, replies="sums", weighted=False)
+
+
 def test_sums_of_whole_numbers_are_exact():
-    terms = replace(TERMS, replies="sums", weighted=False)
     rows = np.random.default_rng(0).integers(-(2**41), 2**41, (5, 200))
     arrays, _, count = summed(
-        terms, {}, [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
+        SUMS, {}, [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
     )
     assert (arrays["sums"] == rows.sum(0)).all()
     assert count == 45
-    refused(
-        lambda: to_vector(terms, {}, {"sums": np.array([2**46])}, {"num-examples": 1}),
-        "fits into no secure sum",
-    )
 
 
 @pytest.mark.parametrize(
@@ -355,6 +350,14 @@ def test_sums_of_whole_numbers_are_exact():
                 ),
             ]
         ),
+        (lambda: from_bytes(np.zeros(29, np.uint8)), "29 bytes are no vector"),
+        (lambda: neighbours([str(k) for k in range(20)], 5), "must be an even number"),
+        (lambda: check_degree(1000, 10, 50, 50), r"neighbours = 10: .* choose (\d+)"),
+        (
+            lambda: to_vector(SUMS, {}, {"sums": np.array([2**46])}, {"num-examples": 1}),
+            "fits into no secure sum",
+        ),
+        (lambda: replace(TERMS, clients=2000).check(), "choose at most 33554"),
     ],
 )
 def test_numbers_that_the_protocol_cannot_hold_are_refused(call, message):
@@ -404,9 +407,8 @@ def test_decided_weights_are_the_sum_of_those_that_were_sent():
     ]
 
 
-def test_too_many_clients_for_the_weights_are_refused():
+def test_a_thousand_clients_are_not_too_many_for_the_weights():
     replace(TERMS, clients=1000).check()
-    refused(lambda: replace(TERMS, clients=2000).check(), "choose at most 33554")
 
 
 def test_all_of_a_message_is_in_the_digest():

@@ -174,8 +174,10 @@ def test_both_halves_of_a_warm_start_act_on_it():
     ],
 )
 def test_a_client_that_cannot_says_why(kind, why):
-    client = kind.__new__(kind)
-    refused(lambda: at_precision(client, BF16), f"^precision = 'bf16': {kind.__name__}: {why}")
+    refused(
+        lambda: at_precision(kind.__new__(kind), BF16),
+        f"^precision = 'bf16': {kind.__name__}: {why}",
+    )
 
 
 def test_a_client_of_the_users_may_have_an_option_of_this_name():

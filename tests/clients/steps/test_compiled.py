@@ -193,9 +193,13 @@ def assert_close(ours, theirs):
         assert loss == pytest.approx(other[3], rel=1e-3, abs=1e-5)
 
 
+@pytest.fixture
+def compiler(tmp_path):
+    return Traced(tmp_path)
+
+
 @pytest.mark.parametrize("method", some_slow(METHODS, "fedavg", "superfed-lm"))
-def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
-    compiler = Traced(tmp_path)
+def test_the_traced_steps_are_the_eager_ones(method, compiler):
     assert_close(rounds(method, compiler), rounds(method, None))
     assert_compiled(compiler)
 
@@ -206,10 +210,9 @@ OF_ADAM = [(m, o) for m in ("fedprox", "superfed-lm", "apfl, adaptive", "pfedme"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "optimizer"), [*OF_ADAM, ("feddyn", "adam")])
-def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, tmp_path):
+def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, compiler):
     net = unbiased()
     train_options = {"optimizer": optimizer, "learning-rate": 0.01, "weight-decay": 0.1}
-    compiler = Traced(tmp_path)
     ours, eager = (rounds(method, how, 2, net, train_options) for how in (compiler, None))
     for (arrays, *_), (wanted, *_) in zip(ours, eager, strict=True):
         assert_arrays(arrays, wanted, rtol=0.002, atol=0.0002)
@@ -234,18 +237,16 @@ def test_methods_whose_equations_need_sgd_refuse_others(method, optimizer, why):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
-def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
+def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, compiler):
     """For any number of samples, learning rate of the round and mixing weights of the
     step; all clients train in the same module.
     """
-    compiler = Traced(tmp_path)
     assert_close(rounds(method, compiler, clients=3), rounds(method, None, clients=3))
     assert len(compiler.graphs) == 2
     assert_compiled(compiler)
 
 
-def test_off_is_eager_to_the_last_bit(tmp_path):
-    compiler = Traced(tmp_path)
+def test_off_is_eager_to_the_last_bit(compiler):
     off, eager = rounds("fedavg", compiler, config={"compile": "off"}), rounds("fedavg", None)
     assert not compiler.graphs
     assert_arrays(off[0][0], eager[0][0])
@@ -495,8 +496,7 @@ def play(method, compiler, setting="on"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [distilling, boosting])
-def test_clients_that_fit_with_adam_compiled(method, tmp_path):
-    compiler = Traced(tmp_path)
+def test_clients_that_fit_with_adam_compiled(method, compiler, tmp_path):
     eager, ours, again = (play(method, how) for how in (None, compiler, Traced(tmp_path)))
     assert len(compiler.graphs) == 2
     assert_compiled(compiler)
@@ -506,8 +506,7 @@ def test_clients_that_fit_with_adam_compiled(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", [distilling, boosting])
-def test_told_to_be_eager_they_are_to_the_last_bit(method, tmp_path):
-    compiler = Traced(tmp_path)
+def test_told_to_be_eager_they_are_to_the_last_bit(method, compiler):
     for ours, wanted in zip(play(method, compiler, "off"), play(method, None), strict=True):
         assert_arrays(ours, wanted)
     assert not compiler.graphs

@@ -171,13 +171,18 @@ def test_learning_rate_decays_once_a_round():
     assert [options.rate(t) for t in (1, 3, 4, 6, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25]
 
 
-def test_arrays_of_another_model_are_refused():
-    net = small_net(0)
-    refused(lambda: set_arrays(net, get_arrays(net)[:3]), "3 arrays received, but the model has 4")
-    refused(
-        lambda: set_arrays(net, [np.zeros((8, 5), np.float32), *get_arrays(net)[1:]]),
-        r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)",
-    )
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own: own[:3], "3 arrays received, but the model has 4"),
+        (
+            lambda own: [np.zeros((8, 5), np.float32), *own[1:]],
+            r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)",
+        ),
+    ],
+)
+def test_arrays_of_another_model_are_refused(change, message):
+    refused(lambda: set_arrays(small_net(0), change(get_arrays(small_net(0)))), message)
 
 
 def test_dropout_repeats_and_leaves_the_process_alone():

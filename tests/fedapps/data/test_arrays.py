@@ -266,15 +266,6 @@ def test_other_people_are_scored_by_everybody(tmp_path, caplog):
     )
 
 
-def test_a_test_split_that_leaves_some_clients_out_is_refused(tmp_path):
-    refused(
-        lambda: assemble(read_settings(split_set(tmp_path, (1, 2, 3)))),
-        r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the "
-        r"others have",
-        UserError,
-    )
-
-
 def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
     x, y, subject = windows(400)
     write(tmp_path / "set", table(x, y, subject))
@@ -330,19 +321,6 @@ def test_every_net_takes_a_window_or_says_in_one_line_that_it_does_not(name):
         lambda: build_model(name, (9, 1, 128), 6, 0),
         rf"^model.name = '{name}': {'' if name == 'm5' else said}",
         UserError,
-    )
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((1, 8, 8), "does not take images of 8 x 8 pixels with 1 channel: choose"),
-        ((9, 1, 2), "windows of 2 steps are too short"),
-    ],
-)
-def test_a_net_for_windows_takes_no_images(shape, message):
-    refused(
-        lambda: build_model("cnn-1d", shape, 10, 0), f"^model.name = 'cnn-1d': {message}", UserError
     )
 
 
@@ -511,14 +489,36 @@ def test_people_with_too_few_samples_are_left_out_and_named(tmp_path, caplog):
     assert set(task.client_data(1, 4).train.y.tolist()) == {0}
 
 
-def test_one_class_is_no_question(tmp_path):
+def one_class(folder):
     x, y, subject = windows()
-    source = write(tmp_path / "set", table(x, np.ones_like(y), subject))
-    refused(
-        lambda: assemble(read_settings(har(tmp_path, **{"data.source": source}))),
-        r"^data.label: all samples of .* are of one class",
-        UserError,
-    )
+    return write(folder / "set", table(x, np.ones_like(y), subject))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda tmp_path: assemble(read_settings(split_set(tmp_path, (1, 2, 3)))),
+            r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the others have",
+        ),
+        (
+            lambda tmp_path: assemble(
+                read_settings(har(tmp_path, **{"data.source": one_class(tmp_path)}))
+            ),
+            r"^data.label: all samples of .* are of one class",
+        ),
+        (
+            lambda tmp_path: build_model("cnn-1d", (1, 8, 8), 10, 0),
+            "^model.name = 'cnn-1d': does not take images of 8 x 8 pixels with 1 channel: choose",
+        ),
+        (
+            lambda tmp_path: build_model("cnn-1d", (9, 1, 2), 10, 0),
+            "^model.name = 'cnn-1d': windows of 2 steps are too short",
+        ),
+    ],
+)
+def test_arrays_that_a_task_or_net_cannot_take_are_refused(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, UserError)
 
 
 @pytest.mark.parametrize(

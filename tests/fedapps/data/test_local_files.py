@@ -21,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
-from tests.helpers import assert_arrays, lacking, printed, refused, write_csv
+from tests.helpers import ROOT, assert_arrays, lacking, printed, refused, write_csv
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -450,36 +450,34 @@ def task_of(source, task="tabular", **settings):
 # --- one way to name a source ---------------------------------------------------------
 
 
-def test_a_file_for_another_task_names_all_that_is_in_the_way():
-    """The main job's file with a method whose default task reads no such data."""
-    given = read_toml(Path(__file__).parents[3] / "experiments" / "default.toml")
-    refused(
-        lambda: read_settings({**given, "method": "fedfw"}),
-        "^data.source = 'digits', data.partition = 'dirichlet': task 'lasso' does not use them: "
-        "leave them out, or choose task = 'constrained-classification'$",
-        UserError,
-    )
-
-
 @pytest.mark.parametrize(
-    ("task", "key", "value"),
+    ("given", "message"),
     [
-        ("lasso", "data.source", "x.csv"),
-        ("lasso", "data.label", "y"),
-        ("sparse-logistic", "data.score-on", "validation"),
-        ("text", "data.natural-id", "role"),
-        ("text", "data.part", "x"),
-        ("text", "data.group", "role"),
-        ("qap", "data.alpha", 0.3),
+        *(
+            (
+                {"task": task, "method": method, key: value},
+                rf"{key} = .*: task '{task}' does not use it",
+            )
+            for task, method, key, value in [
+                ("lasso", "fedfw", "data.source", "x.csv"),
+                ("lasso", "fedfw", "data.label", "y"),
+                ("sparse-logistic", "fedfw", "data.score-on", "validation"),
+                ("text", "fedavg", "data.natural-id", "role"),
+                ("text", "fedavg", "data.part", "x"),
+                ("text", "fedavg", "data.group", "role"),
+                ("qap", "fedfw", "data.alpha", 0.3),
+            ]
+        ),
+        # the main job's file with a method whose default task reads no such data
+        (
+            {**read_toml(ROOT / "experiments" / "default.toml"), "method": "fedfw"},
+            "^data.source = 'digits', data.partition = 'dirichlet': task 'lasso' does not use "
+            "them: leave them out, or choose task = 'constrained-classification'$",
+        ),
     ],
 )
-def test_a_setting_that_a_task_does_not_read_is_refused(task, key, value):
-    method = "fedavg" if task == "text" else "fedfw"
-    refused(
-        lambda: read_settings({"task": task, "method": method, key: value}),
-        rf"{key} = .*: task '{task}' does not use it",
-        UserError,
-    )
+def test_settings_that_a_task_does_not_read_are_refused(given, message):
+    refused(lambda: read_settings(given), message, UserError)
 
 
 # --- one reader -----------------------------------------------------------------------

@@ -491,12 +491,15 @@ def test_sets_that_cannot_be_used(columns, features, message, tmp_path):
     refused(lambda: read_samples(DataOptions(source=source)), message, UserError)
 
 
-def test_a_source_that_holds_nothing(tmp_path):
-    for source, message in (
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
         ("./nowhere/at/all", r"data.source = '\./nowhere/at/all': there is no such folder"),
-        (str(tmp_path), r"data.source = .*cannot be read"),
-    ):
-        refused(lambda: read_samples(DataOptions(source=source)), message, UserError)
+        ("{}", r"data.source = .*cannot be read"),
+    ],
+)
+def test_a_source_that_holds_nothing(source, message, tmp_path):
+    refused(lambda: read_samples(DataOptions(source=source.format(tmp_path))), message, UserError)
 
 
 def test_one_of_two_columns_of_pictures(tmp_path):

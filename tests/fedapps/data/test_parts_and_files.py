@@ -424,23 +424,6 @@ def test_values_are_groups_in_order_and_a_missing_one_is_in_none(values, edges, 
     assert (found.codes.tolist(), found.names) == (codes, names)
 
 
-@pytest.mark.parametrize(
-    ("values", "edges", "message"),
-    [
-        (range(MAX_GROUPS + 1), (), "21 values, from 2 to 20 can be groups: set data.group-edges"),
-        (["a"] * 5, (), "1 values"),
-        (["a", "b"], (3.0,), "is for a column of numbers, but 'g' holds text"),
-    ],
-)
-def test_what_makes_no_groups_is_refused(values, edges, message):
-    refused(lambda: grouped(pa.chunked_array([list(values)]), "g", edges), message, UserError)
-
-
-@pytest.mark.parametrize("edges", ["60,40", "40,", "x", "1,nan", "inf"])
-def test_limits_that_do_not_ascend_are_refused(edges):
-    refused(lambda: DataOptions(group="age", group_edges=edges), "group-edges")
-
-
 def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
     """20 groups of 200 classes: 20 (3 x 200 + 45) = 12,900 numbers."""
     grey = [Image.fromarray(np.zeros((2, 2), np.uint8))] * 1000
@@ -456,13 +439,53 @@ def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
     )
 
 
-def test_tasks_and_sites_without_groups_say_so():
-    own = {"sites.labels": "a,b", "sites.shape": "1,4,4", "task": "classification"}
-    for given, message in (
-        ({}, "task 'digits' is not scored by group"),
-        (own, "sites with their own data are not scored by group"),
-    ):
-        refused(lambda: read_settings(given | {"data.group": "sex"}), message, UserError)
+@pytest.mark.parametrize(
+    ("call", "message", "kind"),
+    [
+        *(
+            (
+                lambda values=values, edges=edges: grouped(
+                    pa.chunked_array([list(values)]), "g", edges
+                ),
+                message,
+                UserError,
+            )
+            for values, edges, message in [
+                (
+                    range(MAX_GROUPS + 1),
+                    (),
+                    "21 values, from 2 to 20 can be groups: set data.group-edges",
+                ),
+                (["a"] * 5, (), "1 values"),
+                (["a", "b"], (3.0,), "is for a column of numbers, but 'g' holds text"),
+            ]
+        ),
+        *(
+            (
+                lambda edges=edges: DataOptions(group="age", group_edges=edges),
+                "group-edges",
+                ValueError,
+            )
+            for edges in ["60,40", "40,", "x", "1,nan", "inf"]  # they do not ascend
+        ),
+        *(
+            (
+                lambda given=given: read_settings(given | {"data.group": "sex"}),
+                message,
+                UserError,
+            )
+            for given, message in [
+                ({}, "task 'digits' is not scored by group"),
+                (
+                    {"sites.labels": "a,b", "sites.shape": "1,4,4", "task": "classification"},
+                    "sites with their own data are not scored by group",
+                ),
+            ]
+        ),
+    ],
+)
+def test_what_makes_no_groups_is_refused(call, message, kind):
+    refused(call, message, kind)
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):

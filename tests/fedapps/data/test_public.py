@@ -39,11 +39,6 @@ def test_patches_of_the_photographs(shape):
 
 def test_the_digits_have_photographs_by_themselves():
     assert len(load("auto", task="digits")) == PATCHES
-    refused(
-        lambda: load("auto"),
-        r"public\.source = 'auto': .* name a folder or a hub data set .* or 'photos'",
-        UserError,
-    )
 
 
 def test_a_folder_needs_no_labels(tmp_path):
@@ -58,24 +53,36 @@ def test_another_shape_is_resized_only_when_asked(tmp_path):
         write_images(tmp_path / "grey", (10, 14)),
         write_images(tmp_path / "colour", (8, 8, 3)),
     )
-    refused(
-        lambda: load(grey),
-        r"its images are 10 x 14 with 1 channel, the task's 8 x 8 .*: set public\.resize = 8",
-        UserError,
-    )
     assert load(grey, resize=8).shape == (6, 1, 8, 8)
     assert load(grey, (3, 8, 8), resize=8).shape == (6, 3, 8, 8)
-    refused(
-        lambda: load(colour), r"8 x 8 with 3 channels, the task's 8 x 8 with 1 channel", UserError
-    )
     np.testing.assert_allclose(
         load(colour, resize=8)[:, 0, 3, 3], np.arange(6) * np.float32(40 / 255), rtol=1e-6
     )
-    refused(
-        lambda: load(grey, (1, 4, 6)),
-        r"the task's 4 x 6 .*: name a set of the same shape",
-        UserError,
-    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda tmp_path: load("auto"),
+            r"public\.source = 'auto': .* name a folder or a hub data set .* or 'photos'",
+        ),
+        (
+            lambda tmp_path: load(write_images(tmp_path / "grey", (10, 14))),
+            r"its images are 10 x 14 with 1 channel, the task's 8 x 8 .*: set public\.resize = 8",
+        ),
+        (
+            lambda tmp_path: load(write_images(tmp_path / "colour", (8, 8, 3))),
+            r"8 x 8 with 3 channels, the task's 8 x 8 with 1 channel",
+        ),
+        (
+            lambda tmp_path: load(write_images(tmp_path / "grey", (10, 14)), (1, 4, 6)),
+            r"the task's 4 x 6 .*: name a set of the same shape",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_the_task_are_refused(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, UserError)
 
 
 @pytest.mark.parametrize(

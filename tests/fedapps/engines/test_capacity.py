@@ -110,16 +110,22 @@ def test_a_cluster_where_one_machine_fits_is_accepted():
     assert resources.with_shared_nodes().nodes == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "share", "most", "message"),
+    [
+        *(
+            ("--gpus-per-run", share, {"most": 1}, r" \S+: choose a share .* to 1$")
+            for share in (0.0, -0.5, 2.0, float("nan"), float("inf"), "x")
+        ),
+        *(("gpus", share, {}, r" \S+: choose a share") for share in (float("inf"), "x", 1.5)),
+    ],
+)
+def test_a_share_that_no_gpu_has_is_refused(name, share, most, message):
+    refused(lambda: check_share(name, share, **most), f"^{name}{message}", UserError)
+
+
 def test_a_run_takes_a_part_of_one_gpu_or_a_whole_one():
     check_share("--gpus-per-run", 0.25, most=1)
-    for share in (0.0, -0.5, 2.0, float("nan"), float("inf"), "x"):
-        refused(
-            lambda: check_share("--gpus-per-run", share, most=1),
-            r"^--gpus-per-run \S+: choose a share .* to 1$",
-            UserError,
-        )
-    for share in (float("inf"), "x", 1.5):
-        refused(lambda: check_share("gpus", share), r"^gpus \S+: choose a share", UserError)
     assert [per_gpu(share) for share in (1, 0.6, 0.5, 0.34, 0.3, 0.25, 0.1)] == [
         1,
         1,

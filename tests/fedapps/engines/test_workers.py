@@ -403,8 +403,7 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.execution.cores", lambda: 1)
     assert number(**{"num-rounds": 50_000}) == 1
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    assert number_of_workers(None, on_gpu, None) == 1
+    assert number_of_workers(None, SimpleNamespace(device=torch.device("cuda")), None) == 1
 
 
 @pytest.mark.slow

@@ -114,22 +114,6 @@ def test_its_options_are_a_table_of_settings(folder):
         "own.base",
         "mine.size",
     }
-    for call, message in (
-        (
-            lambda: settings(("method", "my_code:METHOD"), ("own.pull", 2)),
-            r"^own.pull = 2.0: choose a value in \[0, 1\]",
-        ),
-        (
-            lambda: settings(("method", "my_code:METHOD"), ("own.pull", "far")),
-            r"^own.pull = 'far': must be a number",
-        ),
-        (
-            lambda: settings(("method", "my_code:METHOD"), ("own.pul", 1)),
-            r"^unknown setting 'own.pul': did you mean 'own.pull'",
-        ),
-        (lambda: settings(("own.pull", 1)), r"^unknown setting 'own.pull'"),
-    ):
-        refused(call, message, UserError)
 
 
 def test_the_settings_command_explains_it(folder, capsys, error_of):
@@ -170,6 +154,11 @@ def test_the_settings_command_explains_it(folder, capsys, error_of):
         ({"method": "term", "term.base": "my_code:number"}, "term.base = 'my_code:number': is of type int, not a fedapps.methods.Method"),
         ({"method": "warm-start", "warm-start.then": "my_code:x"}, "warm-start.then = 'my_code:x': choose one of fedavg"),
         ({"method": "my_code:FOR_OWN", "task": "digits"}, "task = 'digits': this method runs on my_code:TASK"),
+
+        ({"method": "my_code:METHOD", "own.pull": 2}, r"own.pull = 2.0: choose a value in \[0, 1\]"),
+        ({"method": "my_code:METHOD", "own.pull": "far"}, r"own.pull = 'far': must be a number"),
+        ({"method": "my_code:METHOD", "own.pul": 1}, "unknown setting 'own.pul': did you mean 'own.pull'"),
+        ({"own.pull": 1}, "unknown setting 'own.pull'"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(folder, given, said):
@@ -334,20 +323,20 @@ def test_they_are_listed_with_where_they_come_from_and_broken_ones_cost_a_line(p
     assert capsys.readouterr().out.startswith("registered-one.pull: number")
 
 
-def test_unknown_names_are_answered_with_similar_ones(package):
-    for given, said in (
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
         ({"method": "neerer"}, "did you mean 'nearer'"),
         ({"task": "other-digit"}, "did you mean 'other-digits'"),
-    ):
-        refused(lambda: with_defaults(given), said, UserError)
-    for call, message in (
-        (lambda: assemble(with_defaults({"model.name": "one-layers"})), "did you mean 'one-layer'"),
+        ({"model.name": "one-layers"}, "did you mean 'one-layer'"),
         (
-            lambda: with_defaults({"method": "broken"}),
+            {"method": "broken"},
             "no module 'a_package_that_is_not_here': nearer_broken imports it",
         ),
-    ):
-        refused(call, message, UserError)
+    ],
+)
+def test_unknown_names_are_answered_with_similar_ones(package, given, said):
+    refused(lambda: assemble(with_defaults(given)), said, UserError)
 
 
 def test_our_names_are_found_without_looking_for_others():

@@ -75,8 +75,7 @@ def test_with_a_the_identity_a_step_is_that_on_the_weight():
     """The gradient at B is that at W times A^T; that at A is 0 since B is."""
     whole, low = (build_model("mlp", (1, 1, 4), 3, 1) for _ in range(2))
     first = whole.body[1].weight.detach().clone()
-    options = ModelOptions(lora_rank=4, lora_alpha=4.0)
-    adapt(low, options, frozen_part(low, low.head), 0)
+    adapt(low, ModelOptions(lora_rank=4, lora_alpha=4.0), frozen_part(low, low.head), 0)
     low.body[1].parametrizations.weight[0].lora_A.data.copy_(torch.eye(4))
     config = {"local-epochs": 1, "batch-size": 50, "momentum": 0.0, "seed": 3, "server-round": 1}
     for net in (whole, low):

@@ -216,8 +216,8 @@ def test_a_store_keeps_what_the_best_round_needs(tmp_path):
     for number in range(1, 8):
         config = {"server-round": number, "checkpoint-round": 4, "kept-rounds": [0, 2]}
         store.save("x", [np.array([number])], config)
-    found = {int(path.name.split(".")[1]) for path in tmp_path.iterdir()}
-    assert found == {2, 3, 4, 7}  # 3: as if it were of the checkpoint before
+    # 3: as if it were of the checkpoint before
+    assert {int(path.name.split(".")[1]) for path in tmp_path.iterdir()} == {2, 3, 4, 7}
 
 
 @pytest.mark.parametrize(

@@ -178,25 +178,73 @@ def test_what_was_asked_for_decides(device, asked, found, gpus, caplog):
     assert [message[: len(found)] for message in caplog.messages] == [found] * (" " in found)
 
 
+DISTILLED = SMALL | {"method": "fedavg-distill", "public.samples": 40}
+
+
+def task_at_a_site(own):
+    config = {**with_defaults(SMALL).flat(), "device": "auto"}
+    return client_factory.task_of(Context(1, 1, own, RecordDict(), config))[1]
+
+
 @pytest.mark.parametrize(
-    ("device", "asked", "error"),
+    ("visible", "call", "error"),
     [
-        ("mps", {}, "'mps', but 0 devices of kind mps are visible here: choose 'cpu'"),
-        ("xpu:1", {}, "'xpu:1', but 0 devices of kind xpu are visible here: choose 'cpu'"),
-        ("cuda:2", {}, "'cuda:2', but 2 devices of kind cuda are visible here: choose cuda:0 to "),
-        ("cuda:1", {"gpus_per_client": 1.0, "engine": "ray"}, "'cuda:1': Ray deals the GPUs to "),
-        ("cuda", {"engine": "ray"}, "'cuda': with Ray, clients see a GPU only with --gpus-per-"),
-        ("cpu", {"gpus_per_client": 0.5, "engine": "ray"}, "'cpu', but --gpus-per-client 0.5: "),
         *(
-            (name, {}, f"'{name}': choose one of auto, cpu, cuda, mps, xpu")
-            for name in ("gpu", "cuda:", "cuda:x", "cuda:01", "cpu:0", "mps:0", "auto:1")
+            (
+                2,
+                lambda _, device=device, asked=asked: chosen(SMALL | {"device": device}, **asked),
+                f"^device = {re.escape(error)}",
+            )
+            for device, asked, error in [
+                ("mps", {}, "'mps', but 0 devices of kind mps are visible here: choose 'cpu'"),
+                ("xpu:1", {}, "'xpu:1', but 0 devices of kind xpu are visible here: choose 'cpu'"),
+                (
+                    "cuda:2",
+                    {},
+                    "'cuda:2', but 2 devices of kind cuda are visible here: choose cuda:0 to ",
+                ),
+                (
+                    "cuda:1",
+                    {"gpus_per_client": 1.0, "engine": "ray"},
+                    "'cuda:1': Ray deals the GPUs to ",
+                ),
+                (
+                    "cuda",
+                    {"engine": "ray"},
+                    "'cuda': with Ray, clients see a GPU only with --gpus-per-",
+                ),
+                (
+                    "cpu",
+                    {"gpus_per_client": 0.5, "engine": "ray"},
+                    "'cpu', but --gpus-per-client 0.5: ",
+                ),
+                *(
+                    (name, {}, f"'{name}': choose one of auto, cpu, cuda, mps, xpu")
+                    for name in ("gpu", "cuda:", "cuda:x", "cuda:01", "cpu:0", "mps:0", "auto:1")
+                ),
+            ]
+        ),
+        # the server half trains, too
+        (
+            0,
+            lambda _: chosen(DISTILLED, engine="ray", gpus_per_client=0.5),
+            "'fedavg-distill' trains on the server, too, and this ",
+        ),
+        # a site may choose its own device
+        (2, lambda _: task_at_a_site({"device": "gpu"}), "device = 'gpu': choose one of auto, cpu"),
+        # a sweep deals the GPUs itself
+        (
+            2,
+            lambda tmp_path: missing_runs(
+                plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
+            ),
+            "choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one",
         ),
     ],
 )
-def test_a_device_that_clients_cannot_have_is_refused_in_one_line(device, asked, error, gpus):
-    gpus(2)
-    job = SMALL | {"device": device}
-    refused(lambda: chosen(job, **asked), f"^device = {re.escape(error)}", UserError)
+def test_a_device_that_nobody_can_have_is_refused_in_one_line(visible, call, error, gpus, tmp_path):
+    gpus(visible)
+    refused(lambda: call(tmp_path), error, UserError)
 
 
 # --- the server half ------------------------------------------------------------------
@@ -235,15 +283,8 @@ def test_a_share_of_a_gpu_needs_none_on_the_head(gpus, tmp_path):
     assert row["failures"]
 
 
-def test_a_server_half_that_trains_needs_a_gpu_on_the_head(gpus):
-    job = SMALL | {"method": "fedavg-distill", "public.samples": 40}
-    assert chosen(job, engine="ray", gpus_per_client=0.5) == "cuda"
-    gpus(0)
-    refused(
-        lambda: chosen(job, engine="ray", gpus_per_client=0.5),
-        "'fedavg-distill' trains on the server, too, and this ",
-        UserError,
-    )
+def test_a_server_half_that_trains_may_have_a_gpu_on_the_head(gpus):
+    assert chosen(DISTILLED, engine="ray", gpus_per_client=0.5) == "cuda"
 
 
 @pytest.mark.parametrize("simulation", [False, True])
@@ -262,16 +303,9 @@ def test_a_run_that_flower_starts_is_on_the_cpu_in_all_its_processes(
 
 
 def test_a_site_may_choose_its_own_device(gpus):
-    config = {**with_defaults(SMALL).flat(), "device": "auto"}
     gpus(2)
     for own, device in (({}, "cpu"), ({"device": "cuda:1"}, "cuda:1")):
-        _, task = client_factory.task_of(Context(1, 1, own, RecordDict(), config))
-        assert str(task.device) == device
-    refused(
-        lambda: client_factory.task_of(Context(1, 1, {"device": "gpu"}, RecordDict(), config)),
-        "device = 'gpu': choose one of auto, cpu",
-        UserError,
-    )
+        assert str(task_at_a_site(own).device) == device
 
 
 # --- afterwards -----------------------------------------------------------------------
@@ -301,16 +335,6 @@ def test_steps_on_a_gpu_are_not_compiled():
 def test_the_runs_of_a_sweep_have_a_definite_device(tmp_path, gpus):
     runs = missing_runs(plan_of(grid_of("s", LARGE | {"seed": [0, 1]}, {}), tmp_path))
     assert [run.config["device"] for run in runs] == ["cuda"] * 2
-
-
-def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
-    gpus(2)
-    plan = plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
-    refused(
-        lambda: missing_runs(plan),
-        "choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one",
-        UserError,
-    )
 
 
 @pytest.mark.parametrize(

@@ -142,25 +142,12 @@ def test_failures_before_the_end_are_none(strategy, fails):
     assert len(play(strategy, lambda _: Failing(**fails), 3, START, 3).seen) == 3
 
 
-def test_min_replies_holds_in_the_last_round_too():
-    def client(number):
-        return Failing([3] if number else [])
-
-    assert play(FedAvg(), client, 3, START, 3, patience=Patience(1)).seen
-    refused(
-        lambda: play(FedAvg(), client, 3, START, 3, patience=Patience(2)),
-        "had 1 valid replies, at least 2 needed",
-        TooFewReplies,
-    )
+def played(client, rounds=1, **options):
+    return play(FedAvg(), client, 3, START, rounds, **options)
 
 
-def test_a_callback_that_stops_after_a_failed_round_does_not_make_it_a_success():
-    stop = {"callbacks": [lambda now: now.number == 2]}
-    refused(
-        lambda: play(FedAvg(), lambda _: Failing([2]), 3, START, 5, **stop),
-        "the last round 2",
-        TooFewReplies,
-    )
+def test_one_reply_is_enough_for_the_last_round_where_one_is_asked_for():
+    assert played(lambda number: Failing([3] if number else []), 3, patience=Patience(1)).seen
 
 
 @pytest.mark.parametrize("fails", [{"trainings": [4]}, {"evaluations": [4]}])
@@ -395,10 +382,31 @@ def test_a_wrong_number_of_clients_from_one_node_does_not_end_the_run(number, li
     assert result.seen[0].trained.clients == [0, 1, 2]
 
 
-def test_the_server_waits_for_the_number_that_most_nodes_report():
-    on = {"inner": reporting(dict.fromkeys(range(3), 4)), "on": {"start_timeout": 0.2}}
-    refused(
-        lambda: play(FedAvg(), lambda _: EchoClient(1.0), 3, START, **on),
-        "3 of 4 clients connected",
-        TimeoutError,
-    )
+@pytest.mark.parametrize(
+    ("call", "message", "kind"),
+    [
+        (
+            lambda: played(lambda number: Failing([3] if number else []), 3, patience=Patience(2)),
+            "had 1 valid replies, at least 2 needed",
+            TooFewReplies,
+        ),
+        # a callback that stops after a failed round does not make it a success
+        (
+            lambda: played(lambda _: Failing([2]), 5, callbacks=[lambda now: now.number == 2]),
+            "the last round 2",
+            TooFewReplies,
+        ),
+        # the server waits for the number that most nodes report
+        (
+            lambda: played(
+                lambda _: EchoClient(1.0),
+                inner=reporting(dict.fromkeys(range(3), 4)),
+                on={"start_timeout": 0.2},
+            ),
+            "3 of 4 clients connected",
+            TimeoutError,
+        ),
+    ],
+)
+def test_a_run_without_enough_clients_or_replies_is_an_error(call, message, kind):
+    refused(call, message, kind)

@@ -199,33 +199,36 @@ def test_the_end_of_a_role_is_kept_for_validation(play):
     assert (len(short.train), short.validation is short.train) == (1, True)
 
 
-def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
-    for call, message in (
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (
-            lambda: text(source=play).check(3),
+            lambda play: text(source=play).check(3),
             r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2",
         ),
         (
-            lambda: text(source=play, min_characters=12).check(2),
+            lambda play: text(source=play, min_characters=12).check(2),
             r"num-clients = 2, but .* has 1 roles with at least 12 characters",
         ),
         (
-            lambda: text(source=play, role="speaker").check(2),
+            lambda play: text(source=play, role="speaker").check(2),
             r"text\.role = 'speaker': .* has the columns character_id, text",
         ),
         (
-            lambda: text(source=str(tmp_path / "missing")).check(2),
+            lambda play: text(source="/no/such/folder").check(2),
             r"data\.source = .*no such folder",
         ),
         (
-            lambda: text(model="char-lst"),
+            lambda play: text(model="char-lst"),
             r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has",
         ),
-        (lambda: text(length=0), r"text\.length = 0: choose a value"),
-        (lambda: text(validation=1.0), r"text\.validation = 1"),
-        (lambda: text().client_data("a", 3), "client 'a'"),
-    ):
-        refused(call, message, UserError)
+        (lambda play: text(length=0), r"text\.length = 0: choose a value"),
+        (lambda play: text(validation=1.0), r"text\.validation = 1"),
+        (lambda play: text().client_data("a", 3), "client 'a'"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_said(call, message, play):
+    refused(lambda: call(play), message, UserError)
 
 
 def test_the_generated_play_is_that_of_the_unigram_task():

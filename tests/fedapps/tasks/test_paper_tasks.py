@@ -147,9 +147,9 @@ def test_every_way_to_write_a_sound_reads_alike(tmp_path):
     for cell, problem in (
         ({"bytes": wav([1], bits=8), "path": None}, "8 bits"),
         ("hello", "not a list of numbers but str"),
+        ([0.0, float("nan")], "NaN or infinity"),
     ):
         refused(lambda: waveform(cell), problem)
-    refused(lambda: waveform([0.0, float("nan")]), "NaN or infinity")
 
 
 def sounds(count=24, length=1200):
@@ -304,6 +304,7 @@ WORDS = [
 @pytest.fixture
 def checkpoint(tmp_path):
     """A DistilBERT of one tiny layer: sizes and vocabulary, no weights."""
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
     folder = tmp_path / "tiny-bert"
     write_file(folder / "vocab.txt", "\n".join(WORDS))
     sizes = {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
@@ -342,7 +343,6 @@ def test_what_is_scored_on_validation_samples_holds_no_test_sample(write):
 
 
 def test_pairs_are_joined_with_marks_and_filled(checkpoint):
-    pytest.importorskip("transformers", reason="needs the extra 'text'")
     tokens = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
     words = " ".join(WORDS[number] for number in tokens[0])
     assert words == "[CLS] do i have fever ##s ? [SEP] is it [UNK] [SEP] [PAD] [PAD]"
@@ -351,7 +351,6 @@ def test_pairs_are_joined_with_marks_and_filled(checkpoint):
 
 
 def test_text_pairs(checkpoint, pairs):
-    pytest.importorskip("transformers", reason="needs the extra 'text'")
     task = made(TextPairs, pairs, TextPairsOptions(length=16, checkpoint=str(checkpoint)), "dr_id")
     task.check(2)
     assert task.samples.clients.names == ("1", "5")
@@ -365,14 +364,14 @@ def test_text_pairs(checkpoint, pairs):
 
 
 def test_padding_is_not_read(checkpoint):
-    pytest.importorskip("transformers", reason="needs the extra 'text'")
     model = build_pair_classifier(checkpoint, 0, False, 16).eval()
     x = torch.tensor([[2, 5, 6, 3, 9, 3]])
     assert torch.allclose(model(x), model(functional.pad(x, (0, 10))), atol=1e-6)
 
 
 def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
-    transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
+    import transformers
+
     config = transformers.DistilBertConfig.from_pretrained(checkpoint)
     published = transformers.DistilBertModel(config)
     published.save_pretrained(checkpoint)
@@ -386,8 +385,6 @@ def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
 
 
 def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="needs the extra 'text'")
-
     def no_network(*_, **values):
         raise FileNotFoundError(
             "not in the cache" if values.get("local_files_only") else "no route to host"

@@ -88,36 +88,37 @@ def test_densities_are_checked_by_name(monkeypatch):
     assert other.mixture(np.full(3, 1 / 3)) is None, "nor have they one that is one predictor"
 
 
-def test_what_is_no_library_is_refused(tmp_path):
-    for call, message in (
-        (lambda: Library.open(tmp_path), r"no \.safetensors file"),
-        (lambda: Library.open(tmp_path / "missing"), "no such folder"),
-        (
-            lambda: Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))}),
-            "one entry a predictor",
-        ),
-        (lambda: Library.from_arrays({"table": tables()}, ["a", "b", "c"]), "3 names for 5"),
-    ):
-        refused(call, message, UserError)
-
-
 # --- folders that are not as they should be -------------------------------------------
 
 
 def folder_of(path, **files):
     for name, arrays in files.items():
         save_file(arrays, path / f"{name}.safetensors")
+    return path
 
 
-def test_predictors_of_different_shapes_are_both_named(tmp_path):
-    first, second = ({"table": np.ones(size, np.float32)} for size in (4, 5))
-    folder_of(tmp_path, first=first, second=second)
-    refused(
-        lambda: Library.open(tmp_path),
-        r"second.safetensors holds table \[5\] float32, but first.safetensors holds table \[4\] "
-        "float32",
-        UserError,
-    )
+ONES = {size: {"table": np.ones(size, np.float32)} for size in (4, 5)}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (Library.open, r"no \.safetensors file"),
+        (lambda tmp_path: Library.open(tmp_path / "missing"), "no such folder"),
+        (
+            lambda tmp_path: Library.open(folder_of(tmp_path, first=ONES[4], second=ONES[5])),
+            r"second.safetensors holds table \[5\] float32, but first.safetensors holds table "
+            r"\[4\] float32",
+        ),
+        (
+            lambda _: Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))}),
+            "one entry a predictor",
+        ),
+        (lambda _: Library.from_arrays({"table": tables()}, ["a", "b", "c"]), "3 names for 5"),
+    ],
+)
+def test_what_is_no_library_is_refused(call, message, tmp_path):
+    refused(lambda: call(tmp_path), message, UserError)
 
 
 HEADER = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
@@ -132,16 +133,14 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
-    folder_of(tmp_path, a={"table": np.ones(4, np.float32)}, b={"table": np.ones(4, np.float32)})
-    path = tmp_path / "b.safetensors"
+    path = folder_of(tmp_path, a=ONES[4], b=ONES[4]) / "b.safetensors"
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     refused(lambda: Library.open(tmp_path), r"b\.safetensors cannot be read", UserError)
 
 
 def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path):
     wrong, right = ({"table": np.array([1, value], np.float32)} for value in (np.nan, 1))
-    folder_of(tmp_path, a=wrong, b=right)
-    library = Library.open(tmp_path)
+    library = Library.open(folder_of(tmp_path, a=wrong, b=right))
     (tmp_path / "b.safetensors").unlink()
     for predictor, message in (
         (0, r"a\.safetensors: array 'table' holds values that are not finite"),

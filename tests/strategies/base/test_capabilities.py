@@ -132,8 +132,10 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_without_a_declaration_fednova_composes_with_nothing(name):
-    said = f"{name}: SilentFedNova overrides aggregate_train and does not say .*: declare"
-    refused(lambda: WRAPPERS[name](SilentFedNova()), said)
+    refused(
+        lambda: WRAPPERS[name](SilentFedNova()),
+        f"{name}: SilentFedNova overrides aggregate_train and does not say .*: declare",
+    )
 
 
 @pytest.mark.parametrize("name", ["TERM", "noise-multiplier"])
@@ -313,10 +315,11 @@ def test_the_half_of_a_warm_start_acknowledges():
 
 
 def test_both_halves_of_a_composition_are_asked_for():
-    kind = proportional(clients.ScaffoldClient)
-    run(PropFair(Scaffold()), app_of(kind), strict=True)
-    other = app_of(clients.ScaffoldClient)
-    refused(lambda: run(PropFair(Scaffold()), other, strict=True), "PropFair: 3 of 3 clients")
+    run(PropFair(Scaffold()), app_of(proportional(clients.ScaffoldClient)), strict=True)
+    refused(
+        lambda: run(PropFair(Scaffold()), app_of(clients.ScaffoldClient), strict=True),
+        "PropFair: 3 of 3 clients",
+    )
 
 
 def test_every_class_with_a_client_half_has_the_clients_that_the_message_names():

@@ -99,23 +99,42 @@ def test_an_empty_round_keeps_the_model():
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
+def of_two(client, rounds, **options):
+    return play(FedAvg(), client, 2, START, rounds, **options)
+
+
 @pytest.mark.parametrize(
-    ("rounds", "said"),
-    [(10, r"client 0: .*the disk of this site is full"), (1, "no round had")],
+    ("call", "said", "kind"),
+    [
+        (
+            lambda: of_two(lambda i: that_fails(EchoClient)(1.0), 10),
+            "client 0: .*the disk of this site is full",
+            TooFewReplies,
+        ),
+        (lambda: of_two(lambda i: that_fails(EchoClient)(1.0), 1), "no round had", TooFewReplies),
+        (
+            lambda: of_two(
+                lambda i: Saboteur(1 - i, boom),
+                3,
+                patience=Patience(min_replies=2, max_failed_rounds=1),
+            ),
+            "round 2: fewer than min-replies = 2",
+            TooFewReplies,
+        ),
+        (
+            lambda: met(Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"}))),
+            "two nodes say that they are client 'site-a'",
+            ValueError,
+        ),
+        (
+            lambda: play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3}),
+            "num-new-clients = 3, but 3 clients are connected",
+            ValueError,
+        ),
+    ],
 )
-def test_a_run_whose_clients_all_fail_is_a_failure(rounds, said):
-    client = lambda i, _: that_fails(EchoClient)(1.0)
-    refused(lambda: simulate(FedAvg(), client, 2, START, rounds), said, TooFewReplies)
-
-
-def test_min_replies():
-    patience = Patience(min_replies=2, max_failed_rounds=1)
-    client = lambda i, _: Saboteur(1 - i, boom)
-    refused(
-        lambda: simulate(FedAvg(), client, 2, START, 3, patience=patience),
-        "round 2: fewer than min-replies = 2",
-        TooFewReplies,
-    )
+def test_a_run_without_the_clients_that_it_needs_is_an_error(call, said, kind):
+    refused(call, said, kind)
 
 
 def test_a_client_that_never_answers():
@@ -327,11 +346,6 @@ def says(names, **more):
     return change
 
 
-def test_two_nodes_with_one_name_are_refused():
-    grid = Unruly(ECHO, 2, says({1000: "site-a", 1001: "site-a"}))
-    refused(lambda: met(grid), "two nodes say that they are client 'site-a'")
-
-
 @pytest.mark.parametrize(
     ("change", "named", "why"),
     [
@@ -461,10 +475,3 @@ def test_an_accuracy_that_is_none_is_left_out():
 
     result = play(FedAvg(), Boaster, 4, START, inner=numbered, on=ONE_NEW)
     assert "new-accuracy-1" in result.seen[-1].failures[0].reason
-
-
-def test_somebody_must_train():
-    refused(
-        lambda: play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3}),
-        "num-new-clients = 3, but 3 clients are connected",
-    )

@@ -214,26 +214,38 @@ def test_a_run_that_asks_for_more_evaluating_clients_than_it_trains_waits_for_th
     assert len(now.evaluated.clients) == 20
 
 
-def test_waiting_for_nodes_that_never_come_ends_with_their_name():
-    grid = ClientGrid(InlineGrid(stranger(), 3), start_timeout=0.1)
-    said = r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"
-    refused(lambda: run_rounds(FedAvg(min_available_nodes=8), grid, SENT), said, TimeoutError)
-
-
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("strategy", "nodes", "on", "said", "error"),
     [
-        (FedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
-        (FedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
-        (FlowerFedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
-        (FlowerFedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
-        # it would wait for ever
-        (FlowerFedAvg, {"min_available_nodes": 8}, "min_available_nodes = 8 .*num_clients = 8"),
+        (
+            FedAvg(min_available_nodes=8),
+            3,
+            {"start_timeout": 0.1},
+            r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes",
+            TimeoutError,
+        ),
+        *(
+            (kind(**options), 8, {"clients_per_round": 5}, said, ValueError)
+            for kind, options, said in [
+                (FedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
+                (FedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
+                (FlowerFedAvg, {"fraction_train": 0.5}, "clients_per_round = 5"),
+                (FlowerFedAvg, {"min_train_nodes": 6}, "clients_per_round = 5"),
+                # it would wait for ever
+                (
+                    FlowerFedAvg,
+                    {"min_available_nodes": 8},
+                    "min_available_nodes = 8 .*num_clients = 8",
+                ),
+            ]
+        ),
     ],
 )
-def test_two_answers_to_how_many_clients_train_are_refused(kind, options, said):
-    grid = ClientGrid(InlineGrid(stranger(), 8), clients_per_round=5)
-    refused(lambda: run_rounds(kind(**options), grid, SENT, 1), said)
+def test_missing_nodes_and_two_answers_to_how_many_clients_train_are_named(
+    strategy, nodes, on, said, error
+):
+    grid = ClientGrid(InlineGrid(stranger(), nodes), **on)
+    refused(lambda: run_rounds(strategy, grid, SENT, 1), said, error)
 
 
 def test_ours_waits_for_more_than_it_samples():

@@ -117,8 +117,7 @@ def test_the_strategy_inside_a_flower_wrapper_is_checked():
     clip = flower.DifferentialPrivacyServerSideFixedClipping
     result = simulate(tilted(clip(flower.FedAvg(**FREE), 0.0, 1e6, 3)), client, 3, START, 1)
     np.testing.assert_allclose(arrays_of(result)["w"], TILTED @ SHIFTS, rtol=1e-5)
-    median = clip(flower.FedMedian(), 0.0, 1.0, 3)
-    refused(lambda: tilted(median), "FedMedian does not average")
+    refused(lambda: tilted(clip(flower.FedMedian(), 0.0, 1.0, 3)), "FedMedian does not average")
 
 
 def test_under_flowers_own_start_nodes_are_their_ids():
@@ -130,8 +129,10 @@ def test_under_flowers_own_start_nodes_are_their_ids():
 
 
 def test_replies_without_the_loss_are_an_error_that_names_a_client_and_a_fix():
-    said = r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return the mean"
-    refused(lambda: simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1), said)
+    refused(
+        lambda: simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1),
+        r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return the mean",
+    )
 
 
 @pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf"), None])

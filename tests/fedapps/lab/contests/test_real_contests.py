@@ -75,8 +75,7 @@ def test_wrong_test_targets_change_no_choice_of_a_real_contest(tmp_path):
             assert mine[name] == others[name], name
     assert outcome(one).scores[CHOICE] < -50 < outcome(plain).scores[CHOICE]
     found, text = write_verdict(one)
-    page = (out / "verdict.html").read_text()
-    assert lacking(page, text.split(".")[0], "site-01") == []
+    assert lacking((out / "verdict.html").read_text(), text.split(".")[0], "site-01") == []
     assert "2 of 2 seeds" in text
     settings = read_settings(read_toml(out / "winner.toml"))
     assert (settings.num_rounds, settings.data.score_on, settings.method) == (

@@ -706,8 +706,7 @@ def test_a_title_has_data_and_methods_and_rows_their_gain_over_training_alone(re
 
 
 def test_a_note_on_two_runs_is_said_once(plan_of, caplog):
-    plan = plan_of('method = "fedbn"\nseed = [0, 1]\n')
-    assert len(sweep_module.missing_runs(plan)) == 2
+    assert len(sweep_module.missing_runs(plan_of('method = "fedbn"\nseed = [0, 1]\n'))) == 2
     assert len([text for text in caplog.messages if "fedbn" in text]) == 1
 
 
