@@ -111,6 +111,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from fedapps.strategies.robust import Robust as Robust, RobustOptions as RobustOptions
     from fedapps.strategies.scaffold import Scaffold as Scaffold, ScaffoldOptions as ScaffoldOptions
     from fedapps.strategies.secure import SecureOptions as SecureOptions, SecureSum as SecureSum
+    from fedapps.strategies.site_boosting import SiteBoosting as SiteBoosting
     from fedapps.strategies.superfed import SuPerFed as SuPerFed, SuPerFedOptions as SuPerFedOptions
     from fedapps.strategies.term import TERM as TERM, TERMOptions as TERMOptions
     from fedapps.strategies.warm_start import (

@@ -13,23 +13,19 @@ If only some clients answer (they are sampled, or others fail), a round makes th
 that the pooled rows of these clients would make from the current forest; the levels of
 one tree may use different clients. Without a valid reply the round is repeated.
 
-With ``sites`` a node may also be split by the site that holds a row, which makes the
-trees personal: ``algorithms.boosting.forest.split_by_site``.
-
 Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
 1603.02754; over several sites: Ong, Zhou, Baracaldo, Ludwig, "Adaptive Histogram-Based
 Gradient Boosted Trees for Federated Learning", 2020, arXiv 2012.06670 (where each site
 has its own bins).
 
 Contract. A message holds the forest (``algorithms.boosting.forest.Forest``, arrays in
-the order of its ``NAMES``; with splits by site also ``side``, the ``left`` of its
-receiver) and in its configuration ``loss`` and ``sums``, the length of the reply. The
-reply to a training message holds one array of ``sums`` whole numbers (``Forest.sums``),
-of which only the total over the clients is used (with splits by site also the total of
-each one by leaf), and ``num-examples``.
+the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``, the length
+of the reply. The reply to a training message holds one array of ``sums`` whole numbers
+(``Forest.sums``), of which only the total over the clients is used, and
+``num-examples``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, Unpack
@@ -40,7 +36,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedapps.algorithms.boosting.forest import GROW, NAMES, NUMBER, Forest, Growth, Ints
+from fedapps.algorithms.boosting.forest import GROW, NUMBER, Forest, Growth, Ints
 from fedapps.algorithms.boosting.step_sizes import LOSS_NAMES
 from fedapps.algorithms.common.options import Options, check_range, option
 from fedapps.algorithms.contract.sent import HistogramSent
@@ -79,10 +75,6 @@ class HistogramBoostingOptions(Options):
         False,
         "bin values that each client has standardised and imputed; false: bin the raw values",
     )
-    sites: bool = option(
-        False,
-        "a node may also be split by the site that holds a row; not with secure sums",
-    )
 
     @property
     def growth(self) -> Growth:
@@ -102,10 +94,9 @@ class HistogramBoosting(FedAvg):
     from such arrays if it is given them.
     """
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Splits by site need the sums of each one."""
-        return Capabilities("sums", "single replies" if self.options.sites else "uniform average")
+    capabilities = Capabilities("sums", "uniform average")
+    #: Whether nodes are also split by the site that holds a row.
+    by_site = False
 
     def __init__(
         self,
@@ -157,18 +148,6 @@ class HistogramBoosting(FedAvg):
         self._names = dict(clients_of(grid))
         return super().configure_evaluate(server_round, self._model(), config, grid)
 
-    def _messages(
-        self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str
-    ) -> list[Message]:
-        """Return the messages; with splits by site each holds the sides of its own."""
-        if not self.options.sites:
-            return super()._messages(arrays, config, nodes, kind)
-        shared, messages = {name: arrays[name] for name in NAMES}, []
-        for node in nodes:
-            own = to_record(["side"], [self.forest.of_site(self._site(node)).left])
-            messages += super()._messages(ArrayRecord({**shared, **own}), config, [node], kind)
-        return messages
-
     def _site(self, node: int) -> str:
         """Return the name of the client at a node."""
         return str(self._names.get(node, node))
@@ -200,7 +179,7 @@ class HistogramBoosting(FedAvg):
             if single:
                 sums = self._of_its_rows(sums, reply)
             total += sums
-            if o.sites and self.forest.stage >= GROW:
+            if self.by_site and self.forest.stage >= GROW:
                 sites[self._site(reply.metadata.src_node_id)] = self.forest.of_leaves(sums)
             used.append(reply.content)
         if not used or not total.any():
@@ -251,9 +230,9 @@ class HistogramBoosting(FedAvg):
                 f"{self.options.depth} and {self.forest.outputs} outputs: use the same settings, "
                 "or start without that model"
             )
-        if forest.sides and not self.options.sites:
+        if forest.sides and not self.by_site:
             raise ValueError(
-                f"the model has splits by site, of {len(forest.sides)} sites: set "
-                "histogram-boosting.sites = true, or start without that model"
+                f"the model has splits by site, of {len(forest.sides)} sites: run "
+                "method = 'site-boosting', or start without that model"
             )
         self.forest = forest

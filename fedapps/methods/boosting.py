@@ -12,6 +12,7 @@ from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 from fedapps.strategies.local_boosting import LocalBoosting, LocalBoostingOptions
+from fedapps.strategies.site_boosting import SiteBoosting
 from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
 
@@ -86,12 +87,14 @@ def table_of(task: Any, method: str) -> tuple[bool, int]:
     return numbers, 1 if numbers else outputs
 
 
-def histogram_strategy(
-    options: HistogramBoostingOptions, task: Any, context: RunContext
-) -> Strategy:
-    """Return the strategy of histogram boosting for the features of a table."""
-    numbers, outputs = table_of(task, "histogram-boosting")
-    return HistogramBoosting(task.num_features, options, numbers, outputs)
+def histogram_strategy(kind: type[HistogramBoosting], name: str) -> StrategyFactory:
+    """Return a factory of a kind of histogram boosting for the features of a table."""
+
+    def build(options: HistogramBoostingOptions, task: Any, context: RunContext) -> Strategy:
+        numbers, outputs = table_of(task, name)
+        return kind(task.num_features, options, numbers, outputs)
+
+    return build
 
 
 def rows_of(
@@ -167,9 +170,22 @@ METHODS: dict[str, Method] = {
         paper="Chen and Guestrin 2016; Ong et al. 2020",
         trait="boosts",
         builds=HistogramBoosting,
-        strategy=histogram_strategy,
+        strategy=histogram_strategy(HistogramBoosting, "histogram-boosting"),
         client=histogram_client,
         tasks=("tabular", "regression"),
+        validates=True,
+        defaults={"num-rounds": 152, "evaluate-every": 10},
+    ),
+    "site-boosting": Method(
+        summary="histogram boosting whose trees may also split by site: each has its own way "
+        "through them",
+        paper="Khellaf et al. 2026 (FedForest), in boosting",
+        trait="personalises",
+        builds=SiteBoosting,
+        strategy=histogram_strategy(SiteBoosting, "site-boosting"),
+        client=histogram_client,
+        tasks=("tabular", "regression"),
+        table="histogram-boosting",
         validates=True,
         defaults={"num-rounds": 152, "evaluate-every": 10},
     ),

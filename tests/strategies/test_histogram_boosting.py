@@ -33,6 +33,7 @@ from fedapps.strategies import (
     HistogramBoostingOptions,
     LocalBoosting,
     LocalBoostingOptions,
+    SiteBoosting,
 )
 from fedapps.strategies.secure import SecureOptions, check_sums
 from tests.helpers import arrays_of, assert_arrays, refused, simulate, write_csv
@@ -62,8 +63,8 @@ class Federation:
     reply, or raise.
     """
 
-    def __init__(self, datas, spoil=None):
-        self.datas, self.spoil = datas, spoil
+    def __init__(self, datas, spoil=None, kind=HistogramBoosting):
+        self.datas, self.spoil, self.kind = datas, spoil, kind
         self.states = [RecordDict() for _ in datas]
 
     def client(self, number):
@@ -77,10 +78,8 @@ class Federation:
         return Watched(self.datas[number], number, MessageStore(self.states[number]))
 
     def run(self, rounds, options=None, nodes=0, start=None, sampled=0, **more):
-        strategy = HistogramBoosting(
-            self.datas[0].train.x.shape[1],
-            HistogramBoostingOptions(**{**OPTIONS, **(options or {})}),
-        )
+        options = HistogramBoostingOptions(**{**OPTIONS, **(options or {})})
+        strategy = self.kind(self.datas[0].train.x.shape[1], options)
         app = to_client_app(
             lambda context: self.client(int(context.node_config["partition-id"])), writable=False
         )
@@ -314,7 +313,7 @@ def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
 
 # --- splits by site -------------------------------------------------------------------
 
-SITES = {"sites": True, "min_leaf": 1}
+SMALL = {"min_leaf": 1}
 
 
 def by_site():
@@ -338,8 +337,8 @@ def test_splits_by_site_are_those_of_one_site_that_has_all_rows_and_a_column_for
     datas = dealt(x, y[:, None] if numbers else y, owner)
     clients = [HistogramBoostingClient(data, k, **more) for k, data in enumerate(datas)]
     app = to_client_app(lambda context: clients[int(context.node_config["partition-id"])])
-    options = HistogramBoostingOptions(**OPTIONS, **SITES)
-    strategy = HistogramBoosting(5, options, numbers, outputs)
+    options = HistogramBoostingOptions(**OPTIONS, **SMALL)
+    strategy = SiteBoosting(5, options, numbers, outputs)
     grid, seen = ClientGrid(InlineGrid(app, 3), seed=3), []
     simulate(strategy, None, 0, {}, 16, {"seed": 5}, grid=grid, callbacks=[seen.append])
     forest = Forest.from_arrays({n: read(a) for n, a in seen[-1].arrays.items()})
@@ -365,20 +364,21 @@ def test_sites_with_the_same_rows_are_not_told_apart(l2):
     """
     x, y = rows(120)
     datas = dealt(np.tile(x, (3, 1)), np.tile(y, 3), np.repeat([0, 1, 2], 120))
-    known = Federation(datas).run(12, {**SITES, "l2": l2})
-    same({n: known[n] for n in NAMES}, Federation(datas).run(12, {"min_leaf": 1, "l2": l2}))
+    known = Federation(datas, kind=SiteBoosting).run(12, {**SMALL, "l2": l2})
+    same({n: known[n] for n in NAMES}, Federation(datas).run(12, {**SMALL, "l2": l2}))
 
 
 def test_a_run_with_splits_by_site_is_resumed_and_clients_may_be_sampled():
-    first = Federation(dealt(*by_site()))
-    whole, half = first.run(11, SITES, sampled=2), first.run(7, SITES, sampled=2)
-    same(first.run(11, SITES, start=half, first_round=8, sampled=2), whole)
-    refused(lambda: first.run(11, start=half), "set histogram-boosting.sites = true")
+    first = Federation(dealt(*by_site()), kind=SiteBoosting)
+    whole, half = first.run(11, SMALL, sampled=2), first.run(7, SMALL, sampled=2)
+    same(first.run(11, SMALL, start=half, first_round=8, sampled=2), whole)
+    refused(lambda: Federation(first.datas).run(11, start=half), "run method = 'site-boosting'")
 
 
 def test_secure_sums_refuse_splits_by_site():
-    strategy = HistogramBoosting(5, HistogramBoostingOptions(sites=True))
-    refused(lambda: check_sums(strategy, SecureOptions()), "looks at single clients' replies")
+    refused(
+        lambda: check_sums(SiteBoosting(5), SecureOptions()), "looks at single clients' replies"
+    )
 
 
 # --- alone ----------------------------------------------------------------------------
