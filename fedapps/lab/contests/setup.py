@@ -18,15 +18,16 @@ from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import DEAR, FOLDS, KEPT, planned
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
+    GROWN,
     LOCAL,
     PARTS,
     PORTFOLIO,
-    TREES,
     Contestant,
     Execute,
     Trial,
     Trials,
     assembled,
+    has_rate,
     portfolio,
     score_on,
 )
@@ -248,10 +249,10 @@ def measure_costs(
     pilot = Trials(given, out, PARTS, 0, execute)
     # starts the processes, once for the whole contest
     pilot.run(Trial(Contestant(LOCAL), fold, 1) for fold in range(1, jobs + 1))
-    methods = [method for method in (*KEPT, TREES) if method in state.methods]
+    methods = [method for method in (*KEPT, *GROWN) if method in state.methods]
     trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in methods]
-    if TREES in methods:
-        state.tree_rounds = pilot.rounds_of(TREES)
+    grown = (pilot.rounds_of(method) for method in methods if not has_rate(method))
+    state.tree_rounds = max(grown, default=0)
     began = time.monotonic()
     pilot.run(trials)
     wall, work = time.monotonic() - began, 0.0

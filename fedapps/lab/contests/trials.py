@@ -34,6 +34,8 @@ from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
 TREES, TREES_ALONE = "histogram-boosting", "local-boosting"
+#: The methods that grow trees together.
+GROWN = (TREES, "site-boosting")
 #: The methods without federation; the second one where trees take part.
 UNFEDERATED = (LOCAL, TREES_ALONE)
 #: The methods that take part unless others are named, those without federation first.
@@ -52,7 +54,7 @@ PORTFOLIO = (
     "aaggff-d",
     "ifca",
     "fedbn",
-    TREES,
+    *GROWN,
 )
 RATE = "train.learning-rate"
 HELD_OUT = "held-out"
@@ -249,7 +251,7 @@ def portfolio(
     known, left_out = [], {}
     alone: tuple[Settings, Any] | None = None
     used: set[str] = set()
-    rivals = [TREES_ALONE] if TREES in methods else []
+    rivals = [TREES_ALONE] if {*GROWN} & {*methods} else []
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *rivals, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
@@ -272,4 +274,4 @@ def portfolio(
 
 def has_rate(method: str) -> bool:
     """Return whether a method takes local steps, whose rate is to be chosen."""
-    return method not in (TREES, TREES_ALONE)
+    return method not in (*GROWN, TREES_ALONE)

@@ -21,7 +21,15 @@ from fedapps.lab.contests.contest import CHOICE
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.rows import read_rows
 from fedapps.lab.contests.setup import base_of, measure_of, run_contest, start
-from fedapps.lab.contests.trials import PORTFOLIO, Contestant, Trial, Trials, assembled, portfolio
+from fedapps.lab.contests.trials import (
+    GROWN,
+    PORTFOLIO,
+    Contestant,
+    Trial,
+    Trials,
+    assembled,
+    portfolio,
+)
 from fedapps.lab.contests.verdict import outcome
 from fedapps.lab.sweeps.execution import Way
 from fedapps.records.files import write_text
@@ -309,7 +317,7 @@ def test_trees_have_their_own_rounds_and_bring_trees_alone(tmp_path):
 
 @pytest.mark.parametrize("method", [m for m in PORTFOLIO if m != "fedbn"])
 def test_every_method_reports_its_test_rows_and_nothing_else_changes(method, tmp_path):
-    table = method == "histogram-boosting"
+    table = method in GROWN
     job = {"method": method, "num-rounds": 1, "num-clients": 12, "clients-per-round": 4}
     job |= {"task": "tabular"} if table else {"train.local-epochs": 1}
     for name, asked in (("plain", False), ("rows", True)):
