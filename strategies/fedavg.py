@@ -17,7 +17,7 @@ a metric need not be reported by every client, and state can be saved.
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
 from typing import Any, TypedDict, Unpack
@@ -29,8 +29,9 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, check_range, option
+from fedapps.algorithms.contract.sent import Asked, Scoring
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.client_grid import TIMEOUT, ClientGrid
 from fedapps.strategies.base.messages import average_arrays, average_metrics, metrics_of
 from fedapps.strategies.base.runs_rounds import RunsRounds
 
@@ -222,6 +223,25 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         phase = "configure_train" if train else "configure_evaluate"
         log(INFO, "%s: Sampled %s nodes (out of %s)", phase, len(nodes), len(everyone))
         return nodes
+
+    def ask(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        config: Mapping[str, Any],
+        question: Mapping[str, Any],
+        nodes: Sequence[int],
+    ) -> list[Message]:
+        """Return the valid answers of these nodes to an evaluation message that asks a
+        question, in place of what a configuration asks for beside scores.
+        """
+        extra = {*Scoring.keys(), *Asked.keys()}
+        asked = {key: value for key, value in config.items() if key not in extra}
+        messages = self._messages(
+            arrays, ConfigRecord({**asked, **question}), nodes, MessageType.EVALUATE
+        )
+        timeout = getattr(grid, "timeout", TIMEOUT)
+        return self.answered(grid.send_and_receive(messages, timeout=timeout))
 
     def _messages(
         self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str

@@ -24,16 +24,15 @@ from logging import WARNING
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.contract.sent import Asked, FedMDFGSent, Reads, Scoring
+from fedapps.algorithms.contract.sent import Asked, FedMDFGSent, Reads
 from fedapps.algorithms.fairness.common_descent import common_descent
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.client_grid import TIMEOUT
 from fedapps.strategies.base.messages import arrays_of, metrics_of, valid_losses
 from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
@@ -76,8 +75,7 @@ class FedMDFG(FedAvg):
     ) -> Iterable[Message]:
         """Send the model, and remember whom to ask how it goes on."""
         messages = super().configure_train(server_round, arrays, config, grid)
-        self._grid, extra = grid, {*Scoring.keys(), *Asked.keys()}
-        self._config = {key: value for key, value in config.items() if key not in extra}
+        self._grid, self._config = grid, dict(config)
         return messages
 
     def train_options(
@@ -117,12 +115,9 @@ class FedMDFG(FedAvg):
         start = moved(self.sent, 0 * direction, average)
         end = moved(self.sent, direction, average)
         both = ArrayRecord({**start, **{TRIAL + name: array for name, array in end.items()}})
-        asked = {**self._config, **FedMDFGSent([0.0, *steps]).to_config()}
-        replies = self._grid.send_and_receive(
-            self._messages(both, ConfigRecord(asked), nodes, MessageType.EVALUATE),
-            timeout=getattr(self._grid, "timeout", TIMEOUT),
-        )
-        found = [metrics_of(reply.content).get("trial-losses") for reply in self.answered(replies)]
+        question = FedMDFGSent([0.0, *steps]).to_config()
+        replies = self.ask(self._grid, both, self._config, question, nodes)
+        found = [metrics_of(reply.content).get("trial-losses") for reply in replies]
         curves = [one for one in found if isinstance(one, list) and len(one) == len(steps) + 1]
         if not curves:
             log(WARNING, "no client has reported its losses after the step: it is not taken")

@@ -27,7 +27,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.algorithms.contract.sent import Asked, Scoring
 from fedapps.algorithms.personal.choice import (
     SHRINK,
     counted,
@@ -36,7 +35,6 @@ from fedapps.algorithms.personal.choice import (
     shrunk,
     sound_curve,
 )
-from fedapps.strategies.base.client_grid import TIMEOUT
 from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.fedavg import FedAvg
 
@@ -97,14 +95,7 @@ class PooledChoice(FedAvg):
             return messages
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.asks and self.choices.server_round != server_round:
-            asked = {**config, **self.question()}
-            for extra in (*Scoring.keys(), *Asked.keys()):
-                asked.pop(extra, None)
-            replies = grid.send_and_receive(
-                self._messages(arrays, ConfigRecord(asked), nodes, MessageType.EVALUATE),
-                timeout=getattr(grid, "timeout", TIMEOUT),
-            )
-            self.choose(server_round, replies)
+            self.choose(server_round, self.ask(grid, arrays, config, self.question(), nodes))
         chosen = [self.choices.of_node.get(node, self.choices.of_all) for node in nodes]
         sent = {one: ConfigRecord({**config, **self.answer(one)}) for one in set(chosen)}
         return [
@@ -115,10 +106,7 @@ class PooledChoice(FedAvg):
 
     def choose(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose by the answers of the clients."""
-        answers = {
-            reply.metadata.src_node_id: metrics_of(reply.content)
-            for reply in self.answered(replies)
-        }
+        answers = {reply.metadata.src_node_id: metrics_of(reply.content) for reply in replies}
         before, self.choices = self.choices, Choices(server_round)
         known = any("candidate-losses" in one for one in answers.values())
         if answers and not known and before.of_all is None:

@@ -158,6 +158,7 @@ def test_clients_that_do_not_tell_their_losses_keep_the_model_and_are_named(capl
     class Silent(Bowl):
         evaluate = EchoClient.evaluate
 
+    caplog.set_level("WARNING", "flwr")
     w, _ = steps_of([Silent([1.0, 0.0])] * 2)
     np.testing.assert_array_equal(w, 0)
     assert "no client has reported its losses after the step" in caplog.text
