@@ -20,12 +20,10 @@ losses of w + t d for each of these t.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from logging import WARNING
 from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -119,8 +117,12 @@ class FedMDFG(FedAvg):
         replies = self.ask(self._grid, both, self._config, question, nodes)
         found = [metrics_of(reply.content).get("trial-losses") for reply in replies]
         curves = [one for one in found if isinstance(one, list) and len(one) == len(steps) + 1]
-        if not curves:
-            log(WARNING, "no client has reported its losses after the step: it is not taken")
+        if found and not curves:
+            raise ValueError(
+                "no client reports its losses after a step, in the metric 'trial-losses': use "
+                "fedapps.clients.FedMDFGClient, or set trials = 0"
+            )
+        if not curves:  # all have failed, which is logged
             return 0.0, 0
         before, *after = np.array(curves, np.float64).T
         rises = [int((losses > RISEN * before).sum()) for losses in after]
