@@ -159,7 +159,8 @@ class EnsembleClassification:
         predictors are trained when the run starts.
         """
         self.rest.check(num_clients)
-        recipes(self.options, self.rest.samples.num_classes, self.context.seed)
+        if self.options.share:  # else the task trains none
+            recipes(self.options, self.rest.samples.num_classes, self.context.seed)
 
     def library(self) -> Library:
         """Return the trained predictors. Raises ``UserError`` if there are no samples

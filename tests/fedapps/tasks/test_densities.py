@@ -197,6 +197,11 @@ def test_no_client_holds_a_sample_that_a_net_was_trained_on():
         assert len(np.unique(mine.labels)) == (10 if share else 0)
 
 
+def test_labels_of_nets_that_others_train_are_not_drawn():
+    """Of two classes no net knows the default of three."""
+    ensemble(labels_each=11, share=0.0).check(4)
+
+
 def test_labels_are_covered_evenly():
     for predictors in (4, 7, 10):
         sets = label_sets(10, 3, predictors, seed=1)
