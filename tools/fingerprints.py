@@ -113,6 +113,8 @@ def _cut(config: dict[str, Any]) -> dict[str, Any]:
     """
     elsewhere = {key for key in SOURCES if config.get(key, "") not in BUNDLED}
     given = STAND_INS.get(config["task"], {})
+    if config["task"] == "classification" and config.get("data.natural-id"):  # a table
+        given = {**given, "data.natural-id": "", "data.label": "", "data.partition": "iid"}
     if not elsewhere <= given.keys():
         return {}
     if elsewhere:
