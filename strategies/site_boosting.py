@@ -32,6 +32,7 @@ class SiteBoosting(HistogramBoosting):
         """Return the messages, each with the sides of its own site."""
         shared, messages = {name: arrays[name] for name in NAMES}, []
         for node in nodes:
-            own = to_record(["side"], [self.forest.of_site(self._site(node)).left])
+            side = self.forest.sides.get(self._site(node), self.forest.left)
+            own = to_record(["side"], [side])
             messages += super()._messages(ArrayRecord({**shared, **own}), config, [node], kind)
         return messages

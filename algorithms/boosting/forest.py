@@ -442,9 +442,13 @@ class Forest:
         )
 
     def of_site(self, name: str) -> "Forest":
-        """Return the forest for the rows of one site; of one that it does not know:
-        whose rows go with most others at splits by site.
+        """Return the forest for the rows of one site; "": of one that it does not know,
+        whose rows go with most others at splits by site. Raises ``ValueError`` for
+        another unknown name.
         """
+        if name and name not in self.sides:
+            known = ", ".join([*self.sides][:5]) or "none"
+            raise ValueError(f"no site {name!r}: there are {known}; '' is for any other")
         return replace(self, left=self.sides.get(name, self.left), sides={})
 
     # --- evaluation -------------------------------------------------------------------

@@ -141,8 +141,8 @@ def exported(
     )
     if not hasattr(client, "personal_state_dict"):
         raise UserError(
-            f"method = {settings.method!r}: its clients have no personal torch model: leave out "
-            "--client to export the global one"
+            f"method = {settings.method!r}: its clients have no personal torch model; without "
+            "--client the global one is exported, if it is a net"
         )
     parameters, config = message(settings, task, run, row)
     tensors, metrics = at_precision(client, config).personal_state_dict(parameters, config)

@@ -365,7 +365,7 @@ class _Loop:
         if replies:
             arrays, now.train_metrics = strategy.aggregate_train(number, replies)
             if grid.last is not now.trained:  # a strategy may ask how the model should go on
-                now.trained = now.trained.joined(grid.last)
+                now.trained = grid.last = now.trained.joined(grid.last)
             self.arrays = self.arrays if arrays is None else arrays
         now.arrays = self.result.arrays = self.arrays
         note(self.result.train_metrics_clientapp, number, now.train_metrics)

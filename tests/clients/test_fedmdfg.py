@@ -151,6 +151,7 @@ def test_a_rounds_bytes_count_the_question():
     (_, (asked,)), (_, (whole,)) = steps_of(clients), steps_of(clients, FedMDFGOptions(trials=0))
     assert asked.trained.bytes_down - whole.trained.bytes_down > 2 * 2 * 16
     assert asked.trained.bytes_up - whole.trained.bytes_up > 2 * 6 * 8
+    assert asked.evaluated.bytes_down == whole.evaluated.bytes_down  # it is counted once
     assert asked.trained.clients == whole.trained.clients == [0, 1]
 
 

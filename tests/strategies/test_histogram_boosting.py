@@ -349,7 +349,7 @@ def test_splits_by_site_are_those_of_one_site_that_has_all_rows_and_a_column_for
         sums = pooled.sums(known, y, pooled.values(known), loss)
         pooled.step(sums, options.growth, loss, options.bins)
     assert (forest.feature == 5).sum() == (pooled.feature >= 5).sum() > 1
-    np.testing.assert_array_equal(forest.of_site("?").values(x), pooled.values(new))
+    np.testing.assert_array_equal(forest.of_site("").values(x), pooled.values(new))
     for k, scores in seen[-1].evaluated.metrics.items():  # each is scored with its own trees
         own, mine = forest.of_site(str(k)), owner == k
         np.testing.assert_array_equal(own.values(x[mine]), pooled.values(known[mine]))
