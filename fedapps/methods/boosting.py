@@ -180,7 +180,7 @@ METHODS: dict[str, Method] = {
         summary="histogram boosting whose trees may also split by site: each has its own way "
         "through them",
         paper="Khellaf et al. 2026 (FedForest), in boosting",
-        trait="personalises",
+        trait="boosts",
         builds=SiteBoosting,
         strategy=histogram_strategy(SiteBoosting, "site-boosting"),
         client=histogram_client,
