@@ -53,7 +53,7 @@ METHODS = [
 CONSTRUCTED = {"ClassMeans", "FFGBDistill", "FedAvgDistill", "FedBoost", "AFLBoost", "FedDM"}
 CONSTRUCTED |= {"FedEvg", "FedGenerator", "FedFW", "ProjectedFedAvg", "DFWTrace", "Scaffold"}
 CONSTRUCTED |= {"HistogramBoosting", "FFGB", "SecureSum", "QFedAvg", "PrivateSum", "IFCA"}
-CONSTRUCTED |= {"FedProto", "FedTGP", "FedMD"}
+CONSTRUCTED |= {"FedProto", "FedTGP", "FedMD", "FedMDFG", "SiteBoosting"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -379,7 +379,7 @@ def test_the_sweeps_of_the_project_plan_at_every_scale(path):
 def test_the_example_of_the_page_has_the_number_of_runs_it_states(plan_of):
     page = (EXPERIMENTS.parent / "docs" / "sweep.md").read_text()
     text = re.search(r"^```toml\n(.*?)^```", page, re.M | re.S)[1]
-    whole, small = map(int, re.search(r"makes (\d+) runs, (\d+) at the small scale", page).groups())
+    whole, small = map(int, re.search(r"(\d+) runs, (\d+) at the small scale", page).groups())
     assert (len(plan_of(text).points), len(plan_of(text, scale="small").points)) == (whole, small)
 
 
