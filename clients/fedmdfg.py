@@ -36,5 +36,5 @@ class FedMDFGClient(FedAvgClient):
                 ],
             )
             losses.append(self.mean_loss(self.data.train))
-        told = np.nan_to_num(losses, nan=LARGEST).clip(max=LARGEST).tolist()
+        told = [loss if loss < LARGEST else LARGEST for loss in losses]
         return told[0], len(self.data.train), {"trial-losses": told}

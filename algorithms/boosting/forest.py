@@ -316,15 +316,15 @@ def split_by_site(
     most = best[0][:, 2] > best[1][:, 2]
     first = order.argsort(1) <= cut[:, None]
     children = np.stack([growth.value(side[:, 0], side[:, 1]) for side in best], 1)
-    return Splits(
+    goes = np.where(n > 0, first, most[:, None])
+    found = Splits(
         np.where(split, feature, splits.feature).astype(np.int32),
         np.where(split, 0, splits.threshold).astype(np.float32),
         np.where(split, most, splits.left).astype(np.uint8),
         np.where(split[:, None], children, splits.children),
         np.where(split, gain[rows, cut], splits.gain),
-    ), np.where(split[:, None], np.where(n > 0, first, most[:, None]), splits.left[:, None]).astype(
-        np.uint8
     )
+    return found, np.where(split[:, None], goes, splits.left[:, None]).astype(np.uint8)
 
 
 def _in_units(sums: Ints) -> Floats:
@@ -468,7 +468,8 @@ class Forest:
         (n,), of several outputs (n, outputs), at x (n, F).
         """
         columns = values.reshape(len(x), -1)
-        x = np.column_stack([x, np.full(len(x), np.nan, np.float32)])  # the site
+        if (self.feature[first:] == x.shape[1]).any():  # its site, as a missing value
+            x = np.column_stack([x, np.full(len(x), np.nan, np.float32)])
         for tree in range(first, self.finished):
             columns[:, tree % self.outputs] += self.value[tree, self._descend(tree, x)]
 
@@ -481,7 +482,7 @@ class Forest:
         return out[:, 0] if self.outputs == 1 else out
 
     def _descend(self, tree: int, x: NDArray[np.float32]) -> Ints:
-        """Return the leaf (n,) of each row of x (n, F + 1)."""
+        """Return the leaf (n,) of each row of x (n, F), or (n, F + 1) with the site."""
         rows, at = np.arange(len(x)), np.zeros(len(x), np.int64)
         for level in range(self.depth):
             node = at + 2**level - 1

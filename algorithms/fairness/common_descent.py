@@ -48,14 +48,15 @@ def common_descent(updates: ArrayLike, losses: ArrayLike, theta: float) -> tuple
     rows = np.asarray(updates, np.float64)
     guide = away_from_equal(losses, theta) @ rows
     lengths = np.linalg.norm(rows, axis=1)
-    mean = lengths.mean()
+    if not (mean := lengths.mean()):
+        return np.zeros(rows.shape[1]), False
     moving = _scaled(rows[lengths > LEAST * mean], mean)
+    wanted = np.linalg.norm(moving.mean(0))
     if np.linalg.norm(guide) > LEAST * mean:
         both = _shortest(np.vstack([moving, _scaled(guide[None], mean)]))
         if both.any():
-            return both * np.linalg.norm(moving.mean(0)), True
-    alone = _shortest(moving) if len(moving) else np.zeros(rows.shape[1])
-    return (alone * np.linalg.norm(moving.mean(0)) if alone.any() else alone), False
+            return wanted * both, True
+    return wanted * _shortest(moving), False
 
 
 def _scaled(rows: Array, length: float) -> Array:

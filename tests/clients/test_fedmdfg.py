@@ -170,9 +170,7 @@ def test_clients_that_do_not_tell_their_losses_end_the_run():
 
 
 def test_the_suites_client_tells_the_losses_between_the_models():
-    """Those are what it tells of a model before training; its own model diverges at
-    the last step.
-    """
+    """It tells the same losses before training. A model with NaN has the largest."""
     client, config = FedMDFGClient(small_net, blobs(0, 40), 0), {"local-epochs": 1, "seed": 3}
     w, end = (get_arrays(small_net(seed)) for seed in (1, 2))
     end[0][0] = np.nan
