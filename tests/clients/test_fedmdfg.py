@@ -99,6 +99,7 @@ class Bowl(EchoClient):
         steps = config.get("fedmdfg-steps")
         if not steps:
             return 1.0, 1, {"accuracy": 0.5}
+        assert "loss-before" not in config  # asked for in training only
         w, end = parameters
         losses = [self.loss(w + t * (end - w)) for t in steps]
         told = [1.0 + t for t in steps] if self.lies else losses
@@ -118,6 +119,14 @@ def steps_of(clients, options=None, rounds=1, **more):
         **more,
     )
     return arrays_of(result)["w"], seen
+
+
+def test_each_clients_loss_goes_with_its_update():
+    bottoms = [[1.0, 0.0], [0.0, 3.0], [2.0, 2.0]]
+    wanted, guided = common_descent(bottoms, [1, 9, 8], 11.25)
+    assert guided
+    w, _ = steps_of([Bowl(bottom) for bottom in bottoms], FedMDFGOptions(trials=0))
+    np.testing.assert_allclose(w, wanted, rtol=1e-6)
 
 
 def test_the_step_is_the_longest_after_which_no_loss_has_risen():

@@ -368,6 +368,26 @@ def test_sites_with_the_same_rows_are_not_told_apart(l2):
     same({n: known[n] for n in NAMES}, Federation(datas).run(12, {**SMALL, "l2": l2}))
 
 
+def test_sites_that_are_alike_are_split_by_their_names_whatever_the_order_of_replies():
+    """Two sites with the same rows, and one with too few for a leaf of its own."""
+    x, y = np.zeros((40, 5), np.float32), rows(40)[1]
+    own = {"b": (x, y), "a": (x, y), "c": (x[:9], 1 - y[:9])}
+    everything = [np.concatenate(parts) for parts in zip(*own.values(), strict=True)]
+    growth, loss = Growth(min_leaf=30, l2=0.0), "cross-entropy"
+    forests = [Forest.new(5, 1), Forest.new(5, 1)]
+    for forest, order in zip(forests, ("bac", "cab"), strict=True):
+        while forest.stage < GROW:
+            forest.step(total_of(forest, *everything), growth, loss, 16)
+        sites = {name: forest.of_leaves(total_of(forest, *own[name])) for name in order}
+        forest.step(total_of(forest, *everything), growth, loss, 16, sites)
+    assert forests[0].feature.tolist() == [[5]]
+    same(*(forest.to_arrays() for forest in forests))
+
+
+def total_of(forest, x, y):
+    return forest.sums(x, y, forest.values(x), "cross-entropy")
+
+
 def test_a_run_with_splits_by_site_is_resumed_and_clients_may_be_sampled():
     first = Federation(dealt(*by_site()), kind=SiteBoosting)
     whole, half = first.run(11, SMALL, sampled=2), first.run(7, SMALL, sampled=2)
